@@ -1,0 +1,7 @@
+"""KV-cache offload and tiering for LLM serving engines."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__version__: Final = "0.1.0"

@@ -1,0 +1,1 @@
+"""Replacement rules: who leaves next."""

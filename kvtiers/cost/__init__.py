@@ -1,0 +1,1 @@
+"""Predictions: what a recompute and a reload would take; pure."""

@@ -1,0 +1,1 @@
+"""Values that both planes share; pure, and importable without torch or a compiled module."""

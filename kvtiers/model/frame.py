@@ -1,0 +1,133 @@
+"""The byte image of one rank's share of one block: a header, then a payload.
+
+The format, version 1; all integers little-endian::
+
+    0   4s   magic "KVTF"
+    4   u16  version, 1
+    6   u16  0
+    8   u32  header bytes, a multiple of 4096
+    12  u32  number of pages
+    16  u64  payload bytes, without padding
+    24  32s  store key
+    56  u64  xxh3-64 of bytes 0..55 and of the page checksums
+    64  u64  xxh3-64 of page 0, then of page 1, ...
+
+The payload starts after the header and holds the pages one after another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from kvtiers.model.keys import STORE_KEY_NBYTES, StoreKey
+from kvtiers.model.layout import GroupLayout
+
+MAGIC: Final = b"KVTF"
+VERSION: Final = 1
+ALIGNMENT: Final = 4096  # O_DIRECT wants multiples of the device's logical block, at most 4 KiB
+_FIXED = struct.Struct(f"<4sHHIIQ{STORE_KEY_NBYTES}s")
+_CHECKSUM = struct.Struct("<Q")
+_TABLE_OFFSET: Final = _FIXED.size + _CHECKSUM.size
+
+
+def round_up(nbytes: int, multiple: int = ALIGNMENT) -> int:
+    """Return the smallest multiple that is not below ``nbytes``."""
+    return -(-nbytes // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFormat:
+    """The sizes of a frame of one KV group, and its checks.
+
+    Attributes:
+        page_nbytes: bytes of each page, in payload order.
+    """
+
+    page_nbytes: tuple[int, ...]
+    header_nbytes: int = field(init=False)
+    payload_nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        header = round_up(_TABLE_OFFSET + _CHECKSUM.size * len(self.page_nbytes))
+        object.__setattr__(self, "header_nbytes", header)
+        object.__setattr__(self, "payload_nbytes", sum(self.page_nbytes))
+
+    @classmethod
+    def of(cls, group: GroupLayout) -> FrameFormat:
+        """Return the format of a group's frames."""
+        return cls(tuple(page.nbytes for page in group.pages))
+
+    @property
+    def frame_nbytes(self) -> int:
+        """Header and payload, without padding."""
+        return self.header_nbytes + self.payload_nbytes
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Header and payload, padded to `ALIGNMENT`."""
+        return self.header_nbytes + round_up(self.payload_nbytes)
+
+    def seal(self, frame: memoryview, key: StoreKey) -> None:
+        """Write the header of a frame whose payload is in place.
+
+        Args:
+            frame: writable bytes, at least `frame_nbytes`.
+            key: the name under which the frame will be stored.
+        """
+        table = b"".join(_CHECKSUM.pack(digest) for digest in self._page_digests(frame))
+        fixed = self._fixed(key)
+        check = _CHECKSUM.pack(xxh3_64_intdigest(fixed + table))
+        header = fixed + check + table
+        frame[: len(header)] = header
+        frame[len(header) : self.header_nbytes] = bytes(self.header_nbytes - len(header))
+
+    def fault(self, frame: memoryview, key: StoreKey) -> str | None:
+        """Return what is wrong with a frame that arrived, None when it may be served.
+
+        Checks length, magic, version, sizes, key, header checksum and every page checksum.
+        """
+        if len(frame) < self.frame_nbytes:
+            return f"frame has {len(frame)} bytes, expected {self.frame_nbytes}"
+        expected = self._fixed(key)
+        found = bytes(frame[: _FIXED.size])
+        if found != expected:
+            return _describe_mismatch(found, expected)
+        end = _TABLE_OFFSET + _CHECKSUM.size * len(self.page_nbytes)
+        table = bytes(frame[_TABLE_OFFSET:end])
+        (check,) = _CHECKSUM.unpack_from(frame, _FIXED.size)
+        if check != xxh3_64_intdigest(expected + table):
+            return "header checksum does not hold"
+        for idx, digest in enumerate(self._page_digests(frame)):
+            (stored,) = _CHECKSUM.unpack_from(table, idx * _CHECKSUM.size)
+            if digest != stored:
+                return f"page {idx} has checksum {digest:016x}, its header says {stored:016x}"
+        return None
+
+    def _fixed(self, key: StoreKey) -> bytes:
+        return _FIXED.pack(
+            MAGIC, VERSION, 0, self.header_nbytes, len(self.page_nbytes), self.payload_nbytes, key
+        )
+
+    def _page_digests(self, frame: memoryview) -> list[int]:
+        bounds = itertools.accumulate(self.page_nbytes, initial=self.header_nbytes)
+        return [xxh3_64_intdigest(frame[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+def slot_nbytes_for(groups: Sequence[GroupLayout]) -> int:
+    """Return the slot size that holds a frame of any of the groups."""
+    return max(FrameFormat.of(group).slot_nbytes for group in groups)
+
+
+def _describe_mismatch(found: bytes, expected: bytes) -> str:
+    names = ("magic", "version", "reserved", "header bytes", "pages", "payload bytes", "store key")
+    for name, a, b in zip(names, _FIXED.unpack(found), _FIXED.unpack(expected), strict=True):
+        if a != b:
+            shown = [v.hex() if isinstance(v, bytes) else v for v in (a, b)]
+            return f"{name} is {shown[0]}, expected {shown[1]}"
+    return "header differs"

@@ -1,0 +1,182 @@
+"""The columnar messages between the plane that decides and the plane that copies.
+
+Per-block facts are numpy columns, never objects: pickling 8,192 objects costs 53 ms,
+arrays 0.04 ms. Every message is picklable and names the epoch it belongs to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtiers.model.keys import KEY_NBYTES, BlockKey, Rank, pack_keys, unpack_keys
+
+JobId = NewType("JobId", int)
+Int64s = npt.NDArray[np.int64]
+UInt8s = npt.NDArray[np.uint8]
+
+HBM: str = "hbm"
+DRAM: str = "dram"
+NO_SLOT: int = -1
+
+
+def int64s(values: object) -> Int64s:
+    """Return values as one contiguous int64 column."""
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+class TransferKind(IntEnum):
+    """Which chain the data plane runs, by itself, for one `Transfer`."""
+
+    OFFLOAD = 0  # HBM -> slot [-> each store in `stores`]
+    RELOAD = 1  # slot -> HBM, or store -> slot -> HBM, block by block as `sources` says
+    DEMOTE = 2  # slot -> each store in `stores`
+    PROMOTE = 3  # store -> slot
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one link did: for measuring its bandwidth."""
+
+    name: str  # "hbm>dram", "dram>hbm", "dram>STORE", "STORE>dram"
+    num_blocks: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a rank tells control before the first step.
+
+    Attributes:
+        rank: its place in the engine's grid.
+        fingerprint: 32 bytes. num_slots, slot_nbytes: the slab.
+        payload_nbytes: bytes of one block, per KV group.
+        pinned: whether the slab is page-locked for DMA.
+    """
+
+    rank: Rank
+    fingerprint: bytes
+    num_slots: int
+    slot_nbytes: int
+    payload_nbytes: tuple[int, ...]
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """An order to move blocks along a chain. Columns have one row per block.
+
+    Attributes:
+        keys: concatenated `BlockKey`s. block_ids: engine blocks (empty for DEMOTE, PROMOTE).
+        slots: the slab slot of each block: source or landing place; `NO_SLOT` means
+            "through the window", or, for a block whose source is DRAM, "already gone".
+        sources: RELOAD, PROMOTE: 0 for DRAM, else 1 + index into `stores`.
+        stores: names. OFFLOAD, DEMOTE: written in this order.
+        window: staging slots that belong to this job and are recycled block by block.
+        deadline: seconds on the data plane's clock after submission; blocks whose copy has
+            not begun by then are TIMED_OUT.
+        request_id: whom a RELOAD is for, as the engine names it; "" otherwise.
+    """
+
+    job_id: JobId
+    epoch: int
+    kind: TransferKind
+    keys: bytes
+    block_ids: Int64s
+    slots: Int64s
+    sources: UInt8s
+    stores: tuple[str, ...]
+    window: Int64s
+    deadline: float
+    request_id: str = ""
+
+    @property
+    def num_blocks(self) -> int:
+        """Rows of the columns."""
+        return len(self.keys) // KEY_NBYTES
+
+    def block_keys(self) -> list[BlockKey]:
+        """Return the key column as a list."""
+        return list(unpack_keys(self.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The fate of every block of one hop of one job, on one rank.
+
+    Attributes:
+        hop: the place that the blocks reached: `DRAM`, `HBM`, or a store's name.
+        outcomes: one `Outcome` per row of the order.
+        last: whether the rank is done with the job.
+    """
+
+    job_id: JobId
+    epoch: int
+    rank: Rank
+    hop: str
+    outcomes: UInt8s
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """An order to delete keys from stores: control has evicted or condemned them."""
+
+    store: str
+    keys: bytes
+
+    @classmethod
+    def of(cls, store: str, keys: list[BlockKey]) -> Forget:
+        """Make the order from a list of keys."""
+        return cls(store, pack_keys(keys))
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrders:
+    """All that control asks of every rank in one engine step.
+
+    Attributes:
+        step: consecutive number; a rank takes each step's orders once.
+        before: transfers whose sources are complete: submitted before the forward pass.
+        after: offloads of blocks that this step's forward pass fills.
+        fences: offload jobs that must have read HBM before the forward pass overwrites it.
+        sync_loads: RELOAD jobs that this step's forward pass needs.
+        forgets: keys to delete from stores.
+        epoch: orders of an earlier epoch are void.
+    """
+
+    step: int
+    epoch: int
+    before: tuple[Transfer, ...] = ()
+    after: tuple[Transfer, ...] = ()
+    fences: tuple[JobId, ...] = ()
+    sync_loads: tuple[JobId, ...] = ()
+    forgets: tuple[Forget, ...] = ()
+    num_scheduled_tokens: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the step asks for nothing."""
+        return not (self.before or self.after or self.fences or self.forgets)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """All that ranks answer in one engine step."""
+
+    completions: tuple[Completion, ...] = ()
+    links: tuple[Link, ...] = ()
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def merged(self, other: WorkerReport) -> WorkerReport:
+        """Return both reports as one; counters add up."""
+        names = self.counters.keys() | other.counters.keys()
+        counters = {n: self.counters.get(n, 0) + other.counters.get(n, 0) for n in sorted(names)}
+        return WorkerReport(
+            self.completions + other.completions, self.links + other.links, counters
+        )

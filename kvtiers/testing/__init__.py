@@ -1,0 +1,1 @@
+"""Shipped test doubles and conformance suites for stores, policies and engines."""
