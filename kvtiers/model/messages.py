@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NewType
+from typing import Final, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,10 @@ JobId = NewType("JobId", int)
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
-HBM: str = "hbm"
-DRAM: str = "dram"
-NO_SLOT: int = -1
+HBM: Final = "hbm"
+DRAM: Final = "dram"
+NO_SLOT: Final = -1
+NO_BLOCK: Final = -1  # a position without an engine block: outside a sliding window
 
 
 def int64s(values: object) -> Int64s:
@@ -32,9 +33,9 @@ def int64s(values: object) -> Int64s:
 class TransferKind(IntEnum):
     """Which chain the data plane runs, by itself, for one `Transfer`."""
 
-    OFFLOAD = 0  # HBM -> slot [-> each store in `stores`]
+    OFFLOAD = 0  # HBM -> slot [-> each store in `targets`]
     RELOAD = 1  # slot -> HBM, or store -> slot -> HBM, block by block as `sources` says
-    DEMOTE = 2  # slot -> each store in `stores`
+    DEMOTE = 2  # slot -> each store in `targets`
     PROMOTE = 3  # store -> slot
 
 
@@ -75,8 +76,9 @@ class Transfer:
         keys: concatenated `BlockKey`s. block_ids: engine blocks (empty for DEMOTE, PROMOTE).
         slots: the slab slot of each block: source or landing place; `NO_SLOT` means
             "through the window", or, for a block whose source is DRAM, "already gone".
-        sources: RELOAD, PROMOTE: 0 for DRAM, else 1 + index into `stores`.
-        stores: names. OFFLOAD, DEMOTE: written in this order.
+        sources: RELOAD, PROMOTE: where each block is, 0 for DRAM, else 1 + index into `stores`.
+        targets: OFFLOAD, DEMOTE: which stores get each block, bit i for ``stores[i]``.
+        stores: names, at most 8.
         window: staging slots that belong to this job and are recycled block by block.
         deadline: seconds on the data plane's clock after submission; blocks whose copy has
             not begun by then are TIMED_OUT.
@@ -90,6 +92,7 @@ class Transfer:
     block_ids: Int64s
     slots: Int64s
     sources: UInt8s
+    targets: UInt8s
     stores: tuple[str, ...]
     window: Int64s
     deadline: float
@@ -121,6 +124,27 @@ class Completion:
     hop: str
     outcomes: UInt8s
     last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A question of control to the index reader: which of these does a shared store hold?"""
+
+    store: str
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """The answer to a `Lookup`; a hint, since another process may evict at any time.
+
+    Attributes:
+        present: one flag (0 or 1) per key.
+    """
+
+    store: str
+    keys: bytes
+    present: UInt8s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,82 @@
+"""Which resident blocks follow which: the prefix chains of one tier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvtiers.model.keys import BlockKey
+
+
+@dataclass(slots=True, eq=False)
+class ChainNode:
+    """A block that knows its place in a chain; siblings are a doubly linked list."""
+
+    key: BlockKey
+    parent_key: BlockKey | None
+    first_child: ChainNode | None = field(default=None, repr=False)
+    next_sibling: ChainNode | None = field(default=None, repr=False)
+    prev_sibling: ChainNode | None = field(default=None, repr=False)
+
+
+class Chains:
+    """Parent and child links between the nodes of one tier; every change is O(1) per link.
+
+    A node whose parent is not here waits as an orphan, and is adopted when the parent comes.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[BlockKey, ChainNode] = {}
+        self._orphans: dict[BlockKey, ChainNode] = {}  # absent parent -> first orphan child
+
+    def add(self, node: ChainNode) -> ChainNode | None:
+        """Link a node; return its parent if this gave the parent its first child."""
+        self._nodes[node.key] = node
+        node.first_child = self._orphans.pop(node.key, None)
+        if node.parent_key is None:
+            return None
+        parent = self._nodes.get(node.parent_key)
+        if parent is None:
+            self._orphans[node.parent_key] = _prepend(node, self._orphans.get(node.parent_key))
+            return None
+        had_children = parent.first_child is not None
+        parent.first_child = _prepend(node, parent.first_child)
+        return None if had_children else parent
+
+    def remove(self, node: ChainNode) -> ChainNode | None:
+        """Unlink a node; return its parent if this took the parent's last child.
+
+        Children of the node become orphans.
+        """
+        del self._nodes[node.key]
+        if node.first_child is not None:
+            self._orphans[node.key] = node.first_child
+            node.first_child = None
+        parent = self._nodes.get(node.parent_key) if node.parent_key is not None else None
+        if node.prev_sibling is not None:
+            node.prev_sibling.next_sibling = node.next_sibling
+        elif parent is not None:
+            parent.first_child = node.next_sibling
+        elif node.parent_key is not None:
+            self._reroot_orphans(node.parent_key, node.next_sibling)
+        if node.next_sibling is not None:
+            node.next_sibling.prev_sibling = node.prev_sibling
+        node.prev_sibling = node.next_sibling = None
+        return parent if parent is not None and parent.first_child is None else None
+
+    def clear(self) -> None:
+        """Forget every node."""
+        self._nodes.clear()
+        self._orphans.clear()
+
+    def _reroot_orphans(self, parent_key: BlockKey, first: ChainNode | None) -> None:
+        if first is None:
+            self._orphans.pop(parent_key, None)
+        else:
+            self._orphans[parent_key] = first
+
+
+def _prepend(node: ChainNode, first: ChainNode | None) -> ChainNode:
+    node.next_sibling = first
+    if first is not None:
+        first.prev_sibling = node
+    return node

@@ -1,0 +1,59 @@
+"""The interface of replacement rules, and their registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kvtiers.model.errors import ConfigError
+from kvtiers.model.keys import BlockKey
+
+
+class EvictionPolicy(Protocol):
+    """Orders the blocks of one tier by who should leave first.
+
+    The tier says which blocks exist and which of them *may* leave: a block is exposed
+    while it is READY, unpinned and the tail of its chain. A policy never names a block
+    that is not exposed, and never evicts: it only ranks.
+    """
+
+    def admitted(self, key: BlockKey) -> None:
+        """Note that a block became resident; it is not exposed yet."""
+        ...
+
+    def touched(self, key: BlockKey) -> None:
+        """Note that a resident block was hit."""
+        ...
+
+    def exposed(self, key: BlockKey) -> None:
+        """Note that a resident block may leave from now on."""
+        ...
+
+    def shielded(self, key: BlockKey) -> None:
+        """Note that an exposed block may no longer leave."""
+        ...
+
+    def removed(self, key: BlockKey) -> None:
+        """Note that a block is gone, exposed or not."""
+        ...
+
+    def next_victim(self) -> BlockKey | None:
+        """Return the exposed block that should leave first, None when none is exposed.
+
+        Asking twice gives the same answer.
+        """
+        ...
+
+
+def make_policy(name: str) -> EvictionPolicy:
+    """Return a new policy by its name in the configuration.
+
+    Raises:
+        ConfigError: no policy has that name; the message lists those that exist.
+    """
+    from kvtiers.control.policy.lru import LRU
+
+    registry: dict[str, Callable[[], EvictionPolicy]] = {"lru": LRU}
+    if name not in registry:
+        raise ConfigError(f"policy.evict: no policy {name!r}; known: {', '.join(sorted(registry))}")
+    return registry[name]()

@@ -1,0 +1,257 @@
+"""A bounded set of blocks on one medium: who is in, who is pinned, who leaves next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from kvtiers.control.chain import ChainNode, Chains
+from kvtiers.control.policy.base import EvictionPolicy
+from kvtiers.model.errors import CapacityError, ProtocolError
+from kvtiers.model.keys import BlockKey
+
+
+class Residence(Enum):
+    """How far a block has come."""
+
+    RESERVED = "reserved"  # a slot is set aside; the bytes are on their way
+    READY = "ready"  # every rank has the bytes
+
+
+@dataclass(slots=True, eq=False)
+class Entry(ChainNode):
+    """One block of a tier. Held by jobs; only the tier changes it.
+
+    Attributes:
+        slot: the place it occupies, unique among all entries and windows of the tier.
+        pins: running jobs that read it. doomed: no longer served; gone at the last release.
+    """
+
+    slot: int = -1
+    residence: Residence = Residence.RESERVED
+    pins: int = 0
+    doomed: bool = False
+
+    @property
+    def evictable(self) -> bool:
+        """Whether it may leave: READY, unpinned, the tail of its chain, still served."""
+        return (
+            self.residence is Residence.READY
+            and self.pins == 0
+            and self.first_child is None
+            and not self.doomed
+        )
+
+
+class Tier:
+    """Slots, entries and pins of one private medium.
+
+    Every `reserve` is followed by exactly one of `commit` and `abandon`, every `pin` by
+    one `unpin`, every `take_window` by one `give_window`. Only evictable entries leave.
+    """
+
+    def __init__(self, name: str, capacity_blocks: int, policy: EvictionPolicy) -> None:
+        if capacity_blocks < 1:
+            raise CapacityError(f"tier {name!r} has room for {capacity_blocks} blocks, needs 1")
+        self.name = name
+        self.capacity_blocks = capacity_blocks
+        self.version = 0  # changes whenever the answer to a lookup may
+        self.num_evicted = 0
+        self.num_pins = 0
+        self._policy = policy
+        self._entries: dict[BlockKey, Entry] = {}
+        self._chains = Chains()
+        self._free = list(range(capacity_blocks - 1, -1, -1))
+        self._num_doomed = 0
+        self._num_window = 0
+        self._evicted: list[BlockKey] = []
+
+    # -- questions --------------------------------------------------------------------
+
+    def get(self, key: BlockKey) -> Entry | None:
+        """Return the entry that serves a key: RESERVED or READY; None on a miss."""
+        return self._entries.get(key)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody holds."""
+        return len(self._free)
+
+    @property
+    def num_entries(self) -> int:
+        """Blocks that are served."""
+        return len(self._entries)
+
+    @property
+    def num_held(self) -> int:
+        """Slots that only a release brings back: doomed entries and windows."""
+        return self._num_doomed + self._num_window
+
+    def entries(self) -> Iterator[Entry]:
+        """Iterate over the served entries."""
+        return iter(self._entries.values())
+
+    def next_victim(self) -> Entry | None:
+        """Return the entry that would leave next, None when none may."""
+        key = self._policy.next_victim()
+        return None if key is None else self._entries[key]
+
+    # -- commands ---------------------------------------------------------------------
+
+    def reserve(self, key: BlockKey, parent: BlockKey | None) -> Entry | None:
+        """Set a slot aside for a block, evicting if need be; None when nothing may leave.
+
+        The parent never leaves to make room for its child.
+
+        Raises:
+            ProtocolError: the key is here already.
+        """
+        if key in self._entries:
+            raise ProtocolError(f"tier {self.name!r}: {key.hex()} is here already")
+        slot = self._take_slot(protect=self._entries.get(parent) if parent else None)
+        if slot is None:
+            return None
+        entry = Entry(key, parent, slot=slot)
+        self._entries[key] = entry
+        self._policy.admitted(key)
+        self._link(entry)
+        return entry
+
+    def commit(self, entry: Entry) -> None:
+        """Make a reserved block READY; a doomed one gives its slot back instead."""
+        self._settle(entry)
+        entry.residence = Residence.READY
+        if entry.doomed:
+            self._release(entry)
+            return
+        self.version += 1
+        self._expose(entry)
+
+    def abandon(self, entry: Entry) -> None:
+        """Give up a reservation: the bytes never came."""
+        self._settle(entry)
+        entry.residence = Residence.READY  # no transfer holds it any longer, only pins may
+        self.doom(entry)
+        self._release(entry)
+
+    def pin(self, entry: Entry) -> None:
+        """Forbid eviction while a job reads the entry."""
+        if entry.evictable:
+            self._policy.shielded(entry.key)
+        entry.pins += 1
+        self.num_pins += 1
+
+    def unpin(self, entry: Entry) -> None:
+        """Undo one `pin`.
+
+        Raises:
+            ProtocolError: the entry is not pinned.
+        """
+        if entry.pins < 1:
+            raise ProtocolError(f"tier {self.name!r}: unpin of {entry.key.hex()}, no pin held")
+        entry.pins -= 1
+        self.num_pins -= 1
+        self._expose(entry)
+        if entry.doomed:
+            self._release(entry)
+
+    def touch(self, entries: Iterable[Entry]) -> None:
+        """Note hits on a chain; give it tail first, so that heads stay the most recent."""
+        for entry in entries:
+            if not entry.doomed:
+                self._policy.touched(entry.key)
+
+    def doom(self, entry: Entry) -> None:
+        """Stop serving an entry at once; its slot is free when the last job lets go."""
+        if entry.doomed:
+            return
+        entry.doomed = True
+        self._num_doomed += 1
+        self.version += 1
+        del self._entries[entry.key]
+        self._policy.removed(entry.key)
+        self._unlink(entry)
+        self._release(entry)
+
+    def evict(self, entry: Entry) -> None:
+        """Drop an evictable entry and free its slot.
+
+        Raises:
+            ProtocolError: the entry is pinned, reserved, or not the tail of its chain.
+        """
+        if not entry.evictable:
+            raise ProtocolError(f"tier {self.name!r}: {entry.key.hex()} may not leave")
+        self.num_evicted += 1
+        self._evicted.append(entry.key)
+        self.doom(entry)
+
+    def take_evicted(self) -> list[BlockKey]:
+        """Return the keys evicted since the last call."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def take_window(self, num_slots: int) -> list[int]:
+        """Set up to `num_slots` keyless slots aside, evicting if need be; [] when none can be."""
+        window: list[int] = []
+        while len(window) < num_slots:
+            slot = self._take_slot(protect=None)
+            if slot is None:
+                break
+            window.append(slot)
+        self._num_window += len(window)
+        return window
+
+    def give_window(self, window: Iterable[int]) -> None:
+        """Return the slots of a window."""
+        for slot in window:
+            self._num_window -= 1
+            self._free.append(slot)
+
+    def reset(self) -> None:
+        """Stop serving every entry; slots under transfer come back as their jobs end."""
+        for entry in list(self._entries.values()):
+            self.doom(entry)
+        self._evicted.clear()
+
+    # -- internals --------------------------------------------------------------------
+
+    def _take_slot(self, protect: Entry | None) -> int | None:
+        if not self._free:
+            if protect is not None and protect.evictable:
+                self.pin(protect)
+                victim = self.next_victim()
+                self.unpin(protect)
+            else:
+                victim = self.next_victim()
+            if victim is None:
+                return None
+            self.evict(victim)
+        return self._free.pop()
+
+    def _settle(self, entry: Entry) -> None:
+        if entry.residence is not Residence.RESERVED:
+            raise ProtocolError(
+                f"tier {self.name!r}: {entry.key.hex()} is {entry.residence.value}, not reserved"
+            )
+
+    def _release(self, entry: Entry) -> None:
+        """Free a doomed entry's slot once nothing holds it."""
+        if entry.pins == 0 and entry.residence is Residence.READY and entry.slot >= 0:
+            self._num_doomed -= 1
+            self._free.append(entry.slot)
+            entry.slot = -1
+
+    def _expose(self, entry: Entry) -> None:
+        if entry.evictable:
+            self._policy.exposed(entry.key)
+
+    def _link(self, entry: Entry) -> None:
+        shielded = self._chains.add(entry)
+        if isinstance(shielded, Entry):
+            self._policy.shielded(shielded.key)
+
+    def _unlink(self, entry: Entry) -> None:
+        parent = self._chains.remove(entry)
+        if isinstance(parent, Entry):
+            self._expose(parent)
