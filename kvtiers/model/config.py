@@ -1,0 +1,396 @@
+"""The configuration: one strict schema, read from one YAML file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from kvtiers.model.config_problems import TIER_LIST, schema_problems, tier_list_problems
+from kvtiers.model.config_yaml import Document, Problem, path_text, read_yaml, write_yaml
+from kvtiers.model.errors import ConfigError
+from kvtiers.model.units import (
+    DURATION_PATTERN,
+    SIZE_PATTERN,
+    duration_from,
+    format_duration,
+    format_size,
+    size_from,
+)
+
+ENVIRONMENT_VARIABLE: Final = "KVTIERS_CONFIG"
+INLINE: Final = "<inline>"
+DEFAULTS: Final = "<defaults>"
+DEFAULT_DRAM_CAPACITY: Final = "4GiB"  # fits any server; a real installation writes its own
+MAX_THREADS: Final = 256
+RESERVED_NAMES: Final = ("hbm", "dram")  # names of the tiers that every installation has
+
+
+def _capacity(value: object) -> int:
+    nbytes = size_from(value)
+    if nbytes == 0:
+        raise ValueError(f"{value!r} holds no block; write 1GiB, or remove the tier")
+    return nbytes
+
+
+def _positive_duration(value: object) -> float:
+    seconds = duration_from(value)
+    if seconds == 0:
+        raise ValueError(f"{value!r} leaves no time at all; write 50ms")
+    return seconds
+
+
+def _threads(value: object) -> object:
+    if value == "auto" or (type(value) is int and 1 <= value <= MAX_THREADS):
+        return value
+    raise ValueError(f"{value!r} is no number of threads; write auto or 1 to {MAX_THREADS}")
+
+
+def _path(value: object) -> object:
+    if isinstance(value, Path) or value is None:
+        return value
+    if not isinstance(value, str) or not value or value.startswith("~") or "\0" in value:
+        raise ValueError(f"{value!r} is no path; write an absolute path, or null")
+    return Path(value)
+
+
+def _name(value: object) -> object:
+    plain = isinstance(value, str) and value.replace("-", "a").replace("_", "a").isalnum()
+    if not plain or not str(value).isascii() or not str(value)[0].isalpha():
+        raise ValueError(f"{value!r} is no name; write letters, digits, '-' and '_' (memory2)")
+    if value in RESERVED_NAMES:
+        raise ValueError(f"{value!r} is reserved; write another name (memory2)")
+    return value
+
+
+def _tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+_SIZE_SCHEMA: Final = WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN})
+_DURATION_SCHEMA: Final = WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN})
+_THREADS_SCHEMA: Final = WithJsonSchema(
+    {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": MAX_THREADS}]}
+)
+_NAME_SCHEMA: Final = WithJsonSchema({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]*$"})
+_DURATION_TEXT: Final = PlainSerializer(format_duration, return_type=str, when_used="json")
+_NBYTES_TEXT: Final = PlainSerializer(format_size, return_type=str, when_used="json")
+
+Capacity = Annotated[int, BeforeValidator(_capacity), _NBYTES_TEXT, _SIZE_SCHEMA]
+Duration = Annotated[float, BeforeValidator(duration_from), _DURATION_TEXT, _DURATION_SCHEMA]
+Deadline = Annotated[float, BeforeValidator(_positive_duration), _DURATION_TEXT, _DURATION_SCHEMA]
+Threads = Annotated[Literal["auto"] | int, BeforeValidator(_threads), _THREADS_SCHEMA]
+Name = Annotated[str, BeforeValidator(_name), _NAME_SCHEMA]
+LogPath = Annotated[Path | None, BeforeValidator(_path)]
+
+
+class _Section(BaseModel):
+    """A mapping of the file: strict, complete, immutable."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DramTier(_Section):
+    """The slab: pinned host memory, the only place where blocks land. First and once."""
+
+    kind: Literal["dram"] = Field(description="`dram`.", examples=["dram"])
+    capacity: Capacity = Field(
+        description="Bytes of the slab, of one engine, divided over its ranks.",
+        examples=["64GiB"],
+    )
+    pin: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Page-lock the slab for DMA. `auto`: where a GPU is present, and fall back; "
+        "`on`: fail at start where that is impossible.",
+    )
+    high_watermark: float = Field(
+        default=0.95,
+        gt=0,
+        le=1,
+        description="Share of the slots in use above which blocks are demoted or evicted.",
+    )
+    low_watermark: float = Field(
+        default=0.90,
+        gt=0,
+        le=1,
+        validate_default=True,
+        description="Share of the slots in use at which that stops; at most `high_watermark`.",
+    )
+
+    @field_validator("low_watermark")
+    @classmethod
+    def _low_is_not_above_high(cls, low: float, info: ValidationInfo) -> float:
+        high = info.data.get("high_watermark")
+        if high is not None and low > high:
+            raise ValueError(
+                f"{low:g} is above high_watermark {high:g}; write 'low_watermark: {high:g}' or less"
+            )
+        return low
+
+
+class MemoryTier(_Section):
+    """Unpinned host memory below the slab: the in-memory reference store."""
+
+    kind: Literal["memory"] = Field(description="`memory`.", examples=["memory"])
+    name: Name = Field(
+        default="memory",
+        description="Name of the store in metrics and decisions; unique.",
+        examples=["memory2"],
+    )
+    capacity: Capacity = Field(
+        description="Bytes of the store, of one engine, divided over its ranks.",
+        examples=["64GiB"],
+    )
+    write: Literal["through", "back"] = Field(
+        default="through",
+        description="`through`: a block is stored as it is offloaded; `back`: when it leaves "
+        "the slab.",
+    )
+    admit: Literal["always", "second_touch"] = Field(
+        default="always",
+        description="Which blocks are worth a write: all, or those used twice.",
+    )
+
+
+Tier = Annotated[DramTier | MemoryTier, Field(discriminator="kind")]
+
+
+class PolicyConfig(_Section):
+    """What is kept."""
+
+    evict: Literal["lru"] = Field(
+        default="lru", description="Replacement rule of every private tier."
+    )
+    offload: Literal["eager", "lazy"] = Field(
+        default="eager",
+        description="`eager`: a block is offloaded as soon as it is full; `lazy`: when its "
+        "request is preempted or finishes.",
+    )
+
+
+class CostConfig(_Section):
+    """Whether to reload or to recompute."""
+
+    mode: Literal["auto", "always", "never", "shadow"] = Field(
+        default="auto",
+        description="`auto`: reload what the model predicts to be faster; `always`: reload every "
+        "hit; `never`: recompute; `shadow`: reload every hit and log what `auto` would do.",
+    )
+    margin: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="Recompute unless reload is predicted to be faster by at least this share.",
+    )
+    decision_log: LogPath = Field(
+        default=None,
+        description="JSONL file of decisions with prediction and outcome; `null`: none.",
+        examples=["/var/log/kvtiers/decisions.jsonl"],
+    )
+
+
+class ReloadConfig(_Section):
+    """How long a request may wait for its blocks."""
+
+    deadline: Deadline = Field(
+        default=10.0,
+        description="Blocks of a request not loaded by then are recomputed.",
+        examples=["10s"],
+    )
+    sync_below: Duration = Field(
+        default=0.005,
+        description="Load within the engine step when predicted to take less; `0ms`: never.",
+        examples=["5ms"],
+    )
+    lookup_deadline: Duration = Field(
+        default=0.05,
+        description="How long a request waits for a store's answer; then it is a miss.",
+        examples=["50ms"],
+    )
+
+
+class CopyConfig(_Section):
+    """The machinery that moves bytes."""
+
+    threads: Threads = Field(
+        default="auto",
+        description=f"Host copy threads of one rank, 1 to {MAX_THREADS}; `auto`: min(4, cores).",
+        examples=["auto"],
+    )
+    native: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Use the compiled module. `auto`: where it was built, else numpy and torch; "
+        "`on`: fail at start without it.",
+    )
+
+    def num_threads(self, num_cores: int) -> int:
+        """Return the copy threads of one rank on a machine with some usable cores."""
+        return min(4, num_cores) if self.threads == "auto" else self.threads
+
+
+class Config(_Section):
+    """Everything that a user may choose."""
+
+    tiers: Annotated[tuple[Tier, ...], BeforeValidator(_tuple)] = Field(
+        description="The tiers below HBM, fastest first: one `dram` tier, then any others.",
+        examples=[[{"kind": "dram", "capacity": "64GiB"}]],
+    )
+    policy: PolicyConfig = Field(default=PolicyConfig(), description="What is kept.")
+    cost: CostConfig = Field(default=CostConfig(), description="Reload or recompute.")
+    reload: ReloadConfig = Field(
+        default=ReloadConfig(), description="How long a request may wait for its blocks."
+    )
+    # BaseModel has a method `copy`, so the attribute is the one that differs from its key.
+    copying: CopyConfig = Field(
+        default=CopyConfig(), alias="copy", description="The machinery that moves bytes."
+    )
+    integrity: Literal["auto", "all"] = Field(
+        default="auto",
+        description="`auto`: verify every frame that arrives from below DRAM; `all`: also those "
+        "that stayed in DRAM.",
+    )
+
+    @field_validator("tiers")
+    @classmethod
+    def _tiers_are_in_order(cls, tiers: tuple[Tier, ...]) -> tuple[Tier, ...]:
+        problems = tier_list_problems([tier.model_dump() for tier in tiers])
+        if problems:
+            lines = [f"{path_text(('tiers', *path))}: {text}" for path, text in problems]
+            raise PydanticCustomError(TIER_LIST, "{lines}", {"lines": "\n".join(lines)})
+        return tiers
+
+    @property
+    def dram(self) -> DramTier:
+        """The slab."""
+        return next(tier for tier in self.tiers if isinstance(tier, DramTier))
+
+    @property
+    def stores(self) -> tuple[MemoryTier, ...]:
+        """The tiers below the slab, in order."""
+        return tuple(tier for tier in self.tiers if isinstance(tier, MemoryTier))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and where it came from.
+
+    Attributes:
+        source: a path, `INLINE`, `DEFAULTS`, or ``KVTIERS_CONFIG=<path>``.
+    """
+
+    config: Config
+    source: str
+
+
+def default_config() -> Config:
+    """Return the configuration that needs no file: a slab of 4 GiB, nothing below it."""
+    return Config.model_validate({"tiers": [{"kind": "dram", "capacity": DEFAULT_DRAM_CAPACITY}]})
+
+
+def parse_config(text: str, source: str = "<string>") -> Config:
+    """Return the configuration that a YAML text holds.
+
+    Raises:
+        ConfigError: one line for every problem, with its line and remedy.
+    """
+    return _validate(read_yaml(text), source)
+
+
+def parse_mapping(mapping: Mapping[str, Any], source: str = INLINE) -> Config:
+    """Return the configuration that plain data holds, such as an engine's own options.
+
+    Raises:
+        ConfigError: one line for every problem, with its remedy.
+    """
+    return _validate(Document(dict(mapping)), source)
+
+
+def load_config(path: str | os.PathLike[str]) -> Loaded:
+    """Read one YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, or one line for every problem in it.
+    """
+    source = os.fspath(path)
+    return Loaded(parse_config(_read_text(source), source), source)
+
+
+def resolve_config(explicit: str | os.PathLike[str] | Mapping[str, Any] | None = None) -> Loaded:
+    """Return the configuration in force: explicit, else ``KVTIERS_CONFIG``, else the defaults.
+
+    Args:
+        explicit: a path, or the configuration itself as plain data.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    if isinstance(explicit, Mapping):
+        return Loaded(parse_mapping(explicit), INLINE)
+    if explicit is not None:
+        return load_config(explicit)
+    path = os.environ.get(ENVIRONMENT_VARIABLE)
+    if path is None:
+        return Loaded(default_config(), DEFAULTS)
+    if not path:
+        raise ConfigError(f"{ENVIRONMENT_VARIABLE}: is empty; write a path, or unset it")
+    return Loaded(load_config(path).config, f"{ENVIRONMENT_VARIABLE}={path}")
+
+
+def dump_yaml(config: Config) -> str:
+    """Return the complete configuration as canonical YAML; `parse_config` reads it back equal."""
+    return write_yaml(config.model_dump(mode="json", by_alias=True))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of the file, for editors."""
+    return Config.model_json_schema()
+
+
+def _validate(document: Document, source: str) -> Config:
+    problems = list(document.problems)
+    config = None
+    if isinstance(document.data, dict):
+        try:
+            config = Config.model_validate(document.data)
+        except ValidationError as error:
+            problems += schema_problems(error, document, Config)
+        for path, message in tier_list_problems(document.data.get("tiers")):
+            full = ("tiers", *path)
+            problems.append(Problem(full, message, document.line_of(full)))
+    elif not problems:
+        found = type(document.data).__name__
+        problems.append(Problem((), f"is a {found}, not a mapping; start with 'tiers:'", 1))
+    if config is not None and not problems:
+        return config
+    problems.sort(key=lambda problem: problem.line or 0)
+    raise ConfigError("\n".join(problem.render(source) for problem in problems))
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; write it, or correct the path") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a directory; name the YAML file in it") from None
+    except UnicodeDecodeError as error:
+        at = f"byte {error.object[error.start]:#04x} at offset {error.start}"
+        raise ConfigError(f"{path}: is not UTF-8 ({at}); save it as UTF-8") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read ({reason}); check path and rights") from error
