@@ -13,90 +13,31 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     ValidationError,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from kvtiers.model.config_problems import TIER_LIST, schema_problems, tier_list_problems
+from kvtiers.model.config_values import (
+    MAX_THREADS,
+    Capacity,
+    Deadline,
+    Duration,
+    LogPath,
+    Name,
+    Threads,
+    as_tuple,
+)
 from kvtiers.model.config_yaml import Document, Problem, path_text, read_yaml, write_yaml
 from kvtiers.model.errors import ConfigError
-from kvtiers.model.units import (
-    DURATION_PATTERN,
-    SIZE_PATTERN,
-    duration_from,
-    format_duration,
-    format_size,
-    size_from,
-)
+from kvtiers.model.units import format_duration
 
 ENVIRONMENT_VARIABLE: Final = "KVTIERS_CONFIG"
 INLINE: Final = "<inline>"
 DEFAULTS: Final = "<defaults>"
 DEFAULT_DRAM_CAPACITY: Final = "4GiB"  # fits any server; a real installation writes its own
-MAX_THREADS: Final = 256
-RESERVED_NAMES: Final = ("hbm", "dram")  # names of the tiers that every installation has
-
-
-def _capacity(value: object) -> int:
-    nbytes = size_from(value)
-    if nbytes == 0:
-        raise ValueError(f"{value!r} holds no block; write 1GiB, or remove the tier")
-    return nbytes
-
-
-def _positive_duration(value: object) -> float:
-    seconds = duration_from(value)
-    if seconds == 0:
-        raise ValueError(f"{value!r} leaves no time at all; write 50ms")
-    return seconds
-
-
-def _threads(value: object) -> object:
-    if value == "auto" or (type(value) is int and 1 <= value <= MAX_THREADS):
-        return value
-    raise ValueError(f"{value!r} is no number of threads; write auto or 1 to {MAX_THREADS}")
-
-
-def _path(value: object) -> object:
-    if isinstance(value, Path) or value is None:
-        return value
-    if not isinstance(value, str) or not value or value.startswith("~") or "\0" in value:
-        raise ValueError(f"{value!r} is no path; write an absolute path, or null")
-    return Path(value)
-
-
-def _name(value: object) -> object:
-    plain = isinstance(value, str) and value.replace("-", "a").replace("_", "a").isalnum()
-    if not plain or not str(value).isascii() or not str(value)[0].isalpha():
-        raise ValueError(f"{value!r} is no name; write letters, digits, '-' and '_' (memory2)")
-    if value in RESERVED_NAMES:
-        raise ValueError(f"{value!r} is reserved; write another name (memory2)")
-    return value
-
-
-def _tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-_SIZE_SCHEMA: Final = WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN})
-_DURATION_SCHEMA: Final = WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN})
-_THREADS_SCHEMA: Final = WithJsonSchema(
-    {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": MAX_THREADS}]}
-)
-_NAME_SCHEMA: Final = WithJsonSchema({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]*$"})
-_DURATION_TEXT: Final = PlainSerializer(format_duration, return_type=str, when_used="json")
-_NBYTES_TEXT: Final = PlainSerializer(format_size, return_type=str, when_used="json")
-
-Capacity = Annotated[int, BeforeValidator(_capacity), _NBYTES_TEXT, _SIZE_SCHEMA]
-Duration = Annotated[float, BeforeValidator(duration_from), _DURATION_TEXT, _DURATION_SCHEMA]
-Deadline = Annotated[float, BeforeValidator(_positive_duration), _DURATION_TEXT, _DURATION_SCHEMA]
-Threads = Annotated[Literal["auto"] | int, BeforeValidator(_threads), _THREADS_SCHEMA]
-Name = Annotated[str, BeforeValidator(_name), _NAME_SCHEMA]
-LogPath = Annotated[Path | None, BeforeValidator(_path)]
 
 
 class _Section(BaseModel):
@@ -246,15 +187,15 @@ class CopyConfig(_Section):
 class Config(_Section):
     """Everything that a user may choose."""
 
-    tiers: Annotated[tuple[Tier, ...], BeforeValidator(_tuple)] = Field(
+    tiers: Annotated[tuple[Tier, ...], BeforeValidator(as_tuple)] = Field(
         description="The tiers below HBM, fastest first: one `dram` tier, then any others.",
         examples=[[{"kind": "dram", "capacity": "64GiB"}]],
     )
-    policy: PolicyConfig = Field(default=PolicyConfig(), description="What is kept.")
-    cost: CostConfig = Field(default=CostConfig(), description="Reload or recompute.")
-    reload: ReloadConfig = Field(
-        default=ReloadConfig(), description="How long a request may wait for its blocks."
+    policy: PolicyConfig = Field(
+        default=PolicyConfig(), description="What is kept, and when it is offloaded."
     )
+    cost: CostConfig = Field(default=CostConfig(), description="When a reload is worth it.")
+    reload: ReloadConfig = Field(default=ReloadConfig(), description="How long a request may wait.")
     # BaseModel has a method `copy`, so the attribute is the one that differs from its key.
     copying: CopyConfig = Field(
         default=CopyConfig(), alias="copy", description="The machinery that moves bytes."
@@ -358,7 +299,12 @@ def dump_yaml(config: Config) -> str:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of the file, for editors."""
-    return Config.model_json_schema()
+    schema = Config.model_json_schema()
+    for model in schema["$defs"].values():
+        for field in model["properties"].values():
+            if field.get("format") == "duration" and "default" in field:
+                field["default"] = format_duration(field["default"])
+    return schema
 
 
 def _validate(document: Document, source: str) -> Config:

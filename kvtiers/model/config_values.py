@@ -1,0 +1,83 @@
+"""The types of single values in the configuration: text in the file, numbers in the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+from kvtiers.model.units import (
+    DURATION_PATTERN,
+    SIZE_PATTERN,
+    duration_from,
+    format_duration,
+    format_size,
+    size_from,
+)
+
+MAX_THREADS: Final = 256
+RESERVED_NAMES: Final = ("hbm", "dram")  # names of the tiers that every installation has
+
+
+def _capacity(value: object) -> int:
+    nbytes = size_from(value)
+    if nbytes == 0:
+        raise ValueError(f"{value!r} holds no block; write 1GiB, or remove the tier")
+    return nbytes
+
+
+def _positive_duration(value: object) -> float:
+    seconds = duration_from(value)
+    if seconds == 0:
+        raise ValueError(f"{value!r} leaves no time at all; write 50ms")
+    return seconds
+
+
+def _threads(value: object) -> object:
+    if value == "auto" or (type(value) is int and 1 <= value <= MAX_THREADS):
+        return value
+    raise ValueError(f"{value!r} is no number of threads; write auto or 1 to {MAX_THREADS}")
+
+
+def _path(value: object) -> object:
+    if isinstance(value, Path) or value is None:
+        return value
+    if not isinstance(value, str) or not value or value.startswith("~") or "\0" in value:
+        raise ValueError(f"{value!r} is no path; write an absolute path, or null")
+    return Path(value)
+
+
+def _name(value: object) -> object:
+    plain = isinstance(value, str) and value.replace("-", "a").replace("_", "a").isalnum()
+    if not plain or not str(value).isascii() or not str(value)[0].isalpha():
+        raise ValueError(f"{value!r} is no name; write letters, digits, '-' and '_' (memory2)")
+    if value in RESERVED_NAMES:
+        raise ValueError(f"{value!r} is reserved; write another name (memory2)")
+    return value
+
+
+def as_tuple(value: object) -> object:
+    """Return a list as a tuple, and anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+_SIZE_SCHEMA: Final = WithJsonSchema({"type": "string", "format": "size", "pattern": SIZE_PATTERN})
+_DURATION_SCHEMA: Final = WithJsonSchema(
+    {"type": "string", "format": "duration", "pattern": DURATION_PATTERN}
+)
+_THREADS_SCHEMA: Final = WithJsonSchema(
+    {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": MAX_THREADS}]}
+)
+_NAME_SCHEMA: Final = WithJsonSchema(
+    {"type": "string", "format": "name", "pattern": "^[A-Za-z][A-Za-z0-9_-]*$"}
+)
+_DURATION_TEXT: Final = PlainSerializer(format_duration, return_type=str, when_used="json")
+_NBYTES_TEXT: Final = PlainSerializer(format_size, return_type=str, when_used="json")
+
+Capacity = Annotated[int, BeforeValidator(_capacity), _NBYTES_TEXT, _SIZE_SCHEMA]
+Duration = Annotated[float, BeforeValidator(duration_from), _DURATION_TEXT, _DURATION_SCHEMA]
+Deadline = Annotated[float, BeforeValidator(_positive_duration), _DURATION_TEXT, _DURATION_SCHEMA]
+Threads = Annotated[Literal["auto"] | int, BeforeValidator(_threads), _THREADS_SCHEMA]
+Name = Annotated[str, BeforeValidator(_name), _NAME_SCHEMA]
+LogPath = Annotated[Path | None, BeforeValidator(_path)]
