@@ -1,0 +1,124 @@
+"""A sum of non-negative terms whose coefficients are corrected by every measurement."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+# Relative standard deviations, chosen in simulation: see `tests/cost/test_learning.py`.
+_PRIOR_SIGMA: Final = 1.0  # of a seed, and of every coefficient after a lasting change
+_NOISE_SIGMA: Final = 0.1  # of a measurement
+_DRIFT_SIGMA: Final = 0.01  # of a coefficient between two measurements that inform about it
+_MAX_SURPRISE: Final = 0.4  # log units that a measurement may be off before others confirm it
+_WINDOW: Final = 5  # measurements of one kind of which three must agree on a lasting change
+
+_Rows = deque[tuple[tuple[float, ...], float]]
+
+
+class LearnedSum:
+    """Predict ``seconds = sum(coefficient * feature)`` and learn the coefficients.
+
+    A Kalman filter whose errors count relative to what is predicted: with steps of 5 ms and of
+    5 s, both teach. Three things make it fit for a serving engine:
+
+    - Drift is added only along the direction that a measurement informs about, so that a
+      thousand decode steps leave what prefill steps have taught untouched.
+    - A measurement is clipped to `_MAX_SURPRISE` (a factor of 1.5) around the median error of the
+      last `_WINDOW` ones of its kind, which is the term that dominates it. One stall hardly counts.
+    - If that median itself is off by more, the change is a lasting one: the dominant term is
+      scaled to match, and all coefficients are held as uncertain as seeds. So seeds may be wrong
+      by orders of magnitude.
+
+    A coefficient whose seed is 0 is known to be absent and stays 0.
+
+    Args:
+        seeds: the coefficients until something is measured, all finite and >= 0.
+    """
+
+    def __init__(self, seeds: Sequence[float]) -> None:
+        if not all(math.isfinite(seed) and seed >= 0 for seed in seeds):
+            raise ValueError(f"seeds {tuple(seeds)} must be finite and not negative")
+        self._coefficients = [float(seed) for seed in seeds]
+        self._covariance = self._prior()
+        self._recent: list[_Rows] = [deque(maxlen=_WINDOW) for _ in seeds]
+        self._num_observed = 0
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """The current coefficients, in the seeds' order."""
+        return tuple(self._coefficients)
+
+    @property
+    def num_observed(self) -> int:
+        """How many measurements were taken in."""
+        return self._num_observed
+
+    def seconds(self, features: Sequence[float]) -> float:
+        """Return the predicted seconds for one row of features."""
+        return sum(c * x for c, x in zip(self._coefficients, features, strict=True))
+
+    def observe(self, features: Sequence[float], seconds: float) -> None:
+        """Correct the coefficients by one measurement.
+
+        A measurement that says nothing (no time, or features that cost nothing by the model) is
+        left out: clocks have a resolution, and a measurement must not stop a server.
+        """
+        predicted = self.seconds(features)
+        if not (0 < seconds < math.inf and 0 < predicted < math.inf):
+            return
+        self._num_observed += 1
+        terms = [c * x for c, x in zip(self._coefficients, features, strict=True)]
+        dominant = terms.index(max(terms))
+        recent = self._recent[dominant]
+        recent.append((tuple(features), seconds))
+        middle = self._median_error(recent)
+        if abs(middle) > _MAX_SURPRISE:
+            self._rescale(dominant, math.exp(middle))
+            middle = self._median_error(recent)
+        predicted = self.seconds(features)
+        error = math.log(seconds / predicted)
+        clipped = min(max(error, middle - _MAX_SURPRISE), middle + _MAX_SURPRISE)
+        self._update(features, predicted, predicted * math.expm1(clipped))
+
+    def _rescale(self, dominant: int, factor: float) -> None:
+        """Scale one term, and those of which nothing was measured: the machine is another."""
+        for i, recent in enumerate(self._recent):
+            if i == dominant or not recent:
+                self._coefficients[i] *= factor
+        self._covariance = self._prior()
+
+    def _prior(self) -> list[list[float]]:
+        """Return a covariance that trusts the coefficients as little as seeds."""
+        return [
+            [(_PRIOR_SIGMA * c) ** 2 if i == j else 0.0 for j in range(len(self._coefficients))]
+            for i, c in enumerate(self._coefficients)
+        ]
+
+    def _median_error(self, recent: _Rows) -> float:
+        """Return the median log error of recent measurements; 0 while there are too few."""
+        if len(recent) <= _WINDOW // 2:
+            return 0.0
+        errors = sorted(math.log(seconds / self.seconds(row)) for row, seconds in recent)
+        # Of an even number, the middle one that is nearer to no change.
+        return min(errors[(len(errors) - 1) // 2], errors[len(errors) // 2], key=abs)
+
+    def _update(self, features: Sequence[float], predicted: float, error: float) -> None:
+        """Do one Kalman step for an error in seconds."""
+        coefficients, covariance = self._coefficients, self._covariance
+        size = range(len(coefficients))
+        shares = [c * x / predicted for c, x in zip(coefficients, features, strict=True)]
+        drift = _DRIFT_SIGMA / math.sqrt(sum(share * share for share in shares))
+        steps = [drift * shares[i] * coefficients[i] for i in size]
+        for i in size:
+            for j in size:
+                covariance[i][j] += steps[i] * steps[j]
+        spread = [sum(covariance[i][j] * features[j] for j in size) for i in size]
+        variance = sum(features[i] * spread[i] for i in size) + (_NOISE_SIGMA * predicted) ** 2
+        for i in size:
+            # At most halved: a coefficient stays positive, and can grow again.
+            moved = coefficients[i] + spread[i] / variance * error
+            coefficients[i] = max(moved, 0.5 * coefficients[i])
+            for j in size:
+                covariance[i][j] -= spread[i] * spread[j] / variance

@@ -1,0 +1,227 @@
+"""The time that bytes need on the links between HBM, the slab and the stores."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtiers.cost.learning import LearnedSum
+from kvtiers.model.messages import DRAM, HBM, Link
+
+logger = logging.getLogger(__name__)
+
+Float64s = npt.NDArray[np.float64]
+
+
+class StoreKind(StrEnum):
+    """The media that have a seed of their own."""
+
+    MEMORY = "memory"  # host memory, for tests and as a fake
+    NVME = "nvme"  # files on a local disk
+    LMDB = "lmdb"  # one memory-mapped file
+    OTHER = "other"  # anything else, such as a store over the network
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSeed:
+    """What is believed of a link before it is measured.
+
+    Attributes:
+        latency_seconds: of one job, however small.
+        seconds_per_piece: of one piece beside its bytes: a system call, a DMA descriptor.
+        bandwidth_bytes_per_second: of large copies; may be infinite.
+    """
+
+    latency_seconds: float
+    seconds_per_piece: float
+    bandwidth_bytes_per_second: float
+
+
+# PCIe 5 x16 with pinned memory: 50 to 54 GB/s one way, about 4 us a copy call (H100, published).
+HBM_SEED: Final = LinkSeed(50e-6, 4e-6, 50e9)
+# Latencies are orders of magnitude. Bandwidths were measured on a 2-core EPYC VM, November 2026:
+# memcpy on one core 12 GB/s; O_DIRECT disk, 2 MiB, depth 16 2.4 read and 4.6 written; LMDB
+# 1.9 read cold, 0.34 written and synced.
+STORE_READ_SEEDS: Final[Mapping[StoreKind, LinkSeed]] = {
+    StoreKind.MEMORY: LinkSeed(20e-6, 5e-6, 12e9),
+    StoreKind.NVME: LinkSeed(200e-6, 20e-6, 2.4e9),
+    StoreKind.LMDB: LinkSeed(200e-6, 20e-6, 1.9e9),
+    StoreKind.OTHER: LinkSeed(1e-3, 100e-6, 1e9),
+}
+STORE_WRITE_SEEDS: Final[Mapping[StoreKind, LinkSeed]] = {
+    StoreKind.MEMORY: LinkSeed(20e-6, 5e-6, 12e9),
+    StoreKind.NVME: LinkSeed(200e-6, 20e-6, 4.6e9),
+    StoreKind.LMDB: LinkSeed(5e-3, 20e-6, 0.34e9),
+    StoreKind.OTHER: LinkSeed(1e-3, 100e-6, 1e9),
+}
+
+
+class LinkModel:
+    """Predict ``latency + pieces * seconds_per_piece + (bytes + bytes queued) / bandwidth``.
+
+    The arguments are seeds, corrected by `observe`; a seed of 0 (or an infinite bandwidth) says
+    that the term does not exist, and is not learnt. A block counts as one piece: a link that cuts
+    blocks up has a larger ``seconds_per_piece``.
+    """
+
+    def __init__(
+        self,
+        latency_seconds: float,
+        seconds_per_piece: float,
+        bandwidth_bytes_per_second: float,
+    ) -> None:
+        if not bandwidth_bytes_per_second > 0:
+            raise ValueError(f"bandwidth {bandwidth_bytes_per_second} bytes/s is not positive")
+        self._cost = LearnedSum(
+            (latency_seconds, seconds_per_piece, 1.0 / bandwidth_bytes_per_second)
+        )
+
+    @classmethod
+    def of(cls, seed: LinkSeed) -> LinkModel:
+        """Return the model of a link that nothing was measured of."""
+        return cls(seed.latency_seconds, seed.seconds_per_piece, seed.bandwidth_bytes_per_second)
+
+    @property
+    def latency_seconds(self) -> float:
+        """Of one job, as known now."""
+        return self._cost.coefficients[0]
+
+    @property
+    def seconds_per_piece(self) -> float:
+        """Of one piece beside its bytes, as known now."""
+        return self._cost.coefficients[1]
+
+    @property
+    def bandwidth_bytes_per_second(self) -> float:
+        """Of large copies, as known now."""
+        seconds_per_byte = self._cost.coefficients[2]
+        return 1.0 / seconds_per_byte if seconds_per_byte > 0 else math.inf
+
+    @property
+    def num_observed(self) -> int:
+        """How many jobs were learnt from."""
+        return self._cost.num_observed
+
+    def seconds(
+        self, num_blocks: npt.ArrayLike, nbytes: npt.ArrayLike, queued_nbytes: float = 0.0
+    ) -> Float64s:
+        """Return the predicted seconds until a job is done; 0 for a job of no blocks.
+
+        Args:
+            num_blocks: of the job, a number or an array. nbytes: of all its blocks; broadcasts.
+            queued_nbytes: bytes ahead of it on the link.
+        """
+        blocks = np.asarray(num_blocks, dtype=np.float64)
+        latency, per_piece, per_byte = self._cost.coefficients
+        size = np.asarray(nbytes, dtype=np.float64) + queued_nbytes
+        return np.where(blocks > 0, latency + blocks * per_piece + size * per_byte, 0.0)
+
+    def observe(self, num_blocks: int, nbytes: int, seconds: float) -> None:
+        """Learn from one finished job; one without blocks is left out."""
+        if num_blocks > 0 and nbytes >= 0:
+            self._cost.observe((1.0, float(num_blocks), float(nbytes)), seconds)
+
+
+class Links(Mapping[str, LinkModel]):
+    """All links of a machine by name, as in `kvtiers.model.messages.Link`, with their queues.
+
+    A link's queue is what was submitted and is not done; whoever orders transfers keeps it.
+
+    Args:
+        stores: names of the stores, in the order that `Transfer.stores` gives them.
+        models: link name to model; at least ``"dram>hbm"`` and ``"STORE>dram"`` for each store.
+    """
+
+    def __init__(self, stores: Sequence[str], models: Mapping[str, LinkModel]) -> None:
+        self.stores = tuple(stores)
+        self._models = dict(models)
+        self._queued = dict.fromkeys(self._models, 0)
+        for name in (reload_link(), *map(read_link, self.stores)):
+            if name not in self._models:
+                raise ValueError(f"no model for link {name!r}, only for {sorted(self._models)}")
+
+    @classmethod
+    def seeded(cls, stores: Mapping[str, StoreKind], pieces_per_block: int = 1) -> Links:
+        """Return the links of a machine on which nothing was measured.
+
+        Args:
+            stores: store name to kind, in the order of `Transfer.stores`.
+            pieces_per_block: copies that HBM needs for one block, such as one for each of its
+                layers, where the copier moves each by itself.
+        """
+        hbm = LinkSeed(
+            HBM_SEED.latency_seconds,
+            HBM_SEED.seconds_per_piece * pieces_per_block,
+            HBM_SEED.bandwidth_bytes_per_second,
+        )
+        models = {offload_link(): LinkModel.of(hbm), reload_link(): LinkModel.of(hbm)}
+        for store, kind in stores.items():
+            models[read_link(store)] = LinkModel.of(STORE_READ_SEEDS[kind])
+            models[write_link(store)] = LinkModel.of(STORE_WRITE_SEEDS[kind])
+        return cls(tuple(stores), models)
+
+    def __getitem__(self, name: str) -> LinkModel:
+        return self._models[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def observe(self, link: Link) -> None:
+        """Learn from what one link did.
+
+        A link that was not named at construction, as after a rank's restart with another
+        configuration, gets a model of its own rather than stopping the engine.
+        """
+        model = self._models.get(link.name)
+        if model is None:
+            logger.warning("link %r was not configured; measuring it anyway", link.name)
+            model = LinkModel.of(STORE_READ_SEEDS[StoreKind.OTHER])
+            self._models[link.name] = model
+            self._queued[link.name] = 0
+        model.observe(link.num_blocks, link.nbytes, link.seconds)
+
+    def submitted(self, name: str, nbytes: int) -> None:
+        """Count bytes that were ordered on a link. Raises KeyError: no such link."""
+        self._queued[name] += nbytes
+
+    def done(self, name: str, nbytes: int) -> None:
+        """Count ordered bytes that were copied, failed or were dropped; never below 0."""
+        self._queued[name] = max(0, self._queued[name] - nbytes)
+
+    def queued_nbytes(self, name: str) -> int:
+        """Return the bytes that were submitted on a link and are not done."""
+        return self._queued[name]
+
+    def forget_queues(self) -> None:
+        """Start every queue at 0: a new epoch voids what was ordered before."""
+        self._queued = dict.fromkeys(self._models, 0)
+
+
+def offload_link() -> str:
+    """Return the name of the link from HBM to the slab."""
+    return f"{HBM}>{DRAM}"
+
+
+def reload_link() -> str:
+    """Return the name of the link from the slab to HBM."""
+    return f"{DRAM}>{HBM}"
+
+
+def read_link(store: str) -> str:
+    """Return the name of the link from a store to the slab."""
+    return f"{store}>{DRAM}"
+
+
+def write_link(store: str) -> str:
+    """Return the name of the link from the slab to a store."""
+    return f"{DRAM}>{store}"
