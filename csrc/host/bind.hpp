@@ -1,0 +1,10 @@
+// What each source file adds to the module `kvtiers._native`.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace kvtiers {
+
+void bind_copier(nanobind::module_ &module);
+
+}  // namespace kvtiers

@@ -1,0 +1,49 @@
+"""Where the compiled module ``kvtiers._native`` is found, if it is there."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+
+from kvtiers.model.errors import KVTiersError
+
+
+class NativeModuleError(KVTiersError):
+    """The compiled module is asked for and cannot be loaded; the message says why."""
+
+
+def available() -> bool:
+    """Whether the compiled module loads. The first call tries; later ones remember."""
+    return isinstance(_attempt(), ModuleType)
+
+
+def load() -> ModuleType:
+    """Return the compiled module.
+
+    Raises:
+        NativeModuleError: it is missing or broken; says why, and how to build it.
+    """
+    found = _attempt()
+    if isinstance(found, ModuleType):
+        return found
+    raise NativeModuleError(found)
+
+
+def problem() -> str | None:
+    """Return why the compiled module cannot be loaded, None if it can."""
+    found = _attempt()
+    return None if isinstance(found, ModuleType) else found
+
+
+@functools.cache
+def _attempt() -> ModuleType | str:
+    try:
+        return importlib.import_module("kvtiers._native")
+    except ImportError as error:  # not there, or there and built for something else
+        return (
+            f"the compiled module kvtiers._native cannot be loaded ({error}); build it by "
+            "reinstalling kvtiers where a C++17 compiler is present: "
+            "`pip install --force-reinstall --no-deps --no-binary kvtiers kvtiers`, "
+            "or `pip install .` in its source"
+        )
