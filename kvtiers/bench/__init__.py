@@ -1,0 +1,1 @@
+"""The offline bench: at which prefix length reloading beats recomputing."""
