@@ -198,7 +198,7 @@ class Config(_Section):
     reload: ReloadConfig = Field(default=ReloadConfig(), description="How long a request may wait.")
     # BaseModel has a method `copy`, so the attribute is the one that differs from its key.
     copying: CopyConfig = Field(
-        default=CopyConfig(), alias="copy", description="The machinery that moves bytes."
+        default=CopyConfig(), alias="copy", description="How bytes are moved."
     )
     integrity: Literal["auto", "all"] = Field(
         default="auto",
