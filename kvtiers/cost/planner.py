@@ -53,14 +53,14 @@ class PlanPolicy:
 
     Attributes:
         mode: see `CostMode`.
-        margin: share of the recompute time that a reload must save, 0 <= margin < 1.
+        margin: share of the recompute time that a reload must save, 0 <= margin <= 1.
     """
 
     mode: CostMode = CostMode.AUTO
     margin: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin < 1:
+        if not 0 <= self.margin <= 1:
             raise ValueError(f"margin {self.margin} is not in 0..1")
 
 
