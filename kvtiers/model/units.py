@@ -26,7 +26,7 @@ DURATION_UNITS: Final[dict[str, Fraction]] = {
     "min": Fraction(60),
     "h": Fraction(3600),
 }
-_NUMBER: Final = r"[0-9]{1,18}(?:\.[0-9]{1,18})?"
+_NUMBER: Final = r"[0-9]{1,19}(?:\.[0-9]{1,18})?"
 SIZE_PATTERN: Final = rf"^{_NUMBER} ?({'|'.join(SIZE_UNITS)})$"
 DURATION_PATTERN: Final = rf"^{_NUMBER} ?({'|'.join(DURATION_UNITS)})$"
 _QUANTITY: Final = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")

@@ -1,0 +1,250 @@
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtiers.model.config import json_schema, parse_config
+from kvtiers.model.config_values import RESERVED_NAMES
+from kvtiers.model.errors import ConfigError
+
+DRAM = "tiers: [{kind: dram, capacity: 1GiB}]\n"
+
+
+def problems(text: str) -> list[str]:
+    """Return the lines of the error that a text raises, without the name of its source."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, "f.yaml")
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith("f.yaml:") for line in lines)
+    return [line.removeprefix("f.yaml:") for line in lines]
+
+
+def only_problem(text: str) -> str:
+    found = problems(text)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def dram(**more: object) -> str:
+    """Return a file with one tier that has some more keys."""
+    return json.dumps({"tiers": [{"kind": "dram", "capacity": "1GiB", **more}]})
+
+
+# What a wrong file gets: line, key, remedy
+
+
+def test_every_problem_is_listed_in_the_order_of_the_file():
+    found = problems(
+        """\
+tiers:
+  - kind: dram
+    capacity: 64
+    hihg_watermark: 0.5
+  - kind: nvme
+    capacity: 1TiB
+  - {kind: memory, capacity: 1gib, write: thru}
+polcy: {}
+cost: {mode: atuo, margin: 2}
+"""
+    )
+    assert [line.rsplit(": ", 1)[0].split(": ")[0] for line in found] == [
+        "3", "4", "5", "7", "7", "8", "9", "9",
+    ]  # fmt: skip
+    assert found[0] == "3: tiers[0].capacity: 64 has no unit; write 64GiB"
+    assert found[1].startswith(
+        "4: tiers[0].hihg_watermark: unknown key; did you mean 'high_watermark'?"
+    )
+    assert "did you mean 'policy'?" in found[5]
+    assert found[6] == (
+        "9: cost.mode: 'atuo' is not one of auto, always, never, shadow; did you mean 'auto'?"
+    )
+    assert found[7] == "9: cost.margin: 2 must be at most 1; write 'margin: 0.1'"
+
+
+@pytest.mark.parametrize("kind", ["nvme", "lmdb"])
+def test_planned_kind_is_refused_by_name(kind):
+    text = DRAM.replace("]", f", {{kind: {kind}, path: /x, capacity: 1TiB}}]")
+    assert only_problem(text) == (
+        f"1: tiers[1].kind: '{kind}' is planned but not in this version; remove the tier "
+        "(kinds that exist: dram, memory)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tiers", "problem"),
+    [
+        ("[]", "tiers: is empty; write '- {kind: dram, capacity: 4GiB}'"),
+        ("3", "tiers: 3 is not a list; write '- {kind: dram, capacity: 4GiB}'"),
+        ("", "tiers: an empty value is not a list; write '- {kind: dram, capacity: 4GiB}'"),
+        (
+            "[null]",
+            "tiers[0]: an empty value is not a mapping; write '{kind: dram, capacity: 4GiB}'",
+        ),
+        ("[{kind: disk}]", "tiers[0].kind: 'disk' is not one of dram, memory; write dram"),
+        (
+            "[{kind: drma}]",
+            "tiers[0].kind: 'drma' is not one of dram, memory; did you mean 'dram'?",
+        ),
+        ("[{kind: [dram]}]", "tiers[0].kind: ['dram'] is not one of dram, memory; write dram"),
+        ("[{capacity: 1GiB}]", "tiers[0].kind: is missing; add one of dram, memory"),
+        ("[{kind: dram}]", "tiers[0].capacity: is missing; add 'capacity: 64GiB'"),
+        (
+            "[{kind: memory, capacity: 1GiB}]",
+            "tiers[0]: is memory, but the first tier must be dram; add one before this tier",
+        ),
+        (
+            "[{kind: memory, capacity: 1GiB}, {kind: dram, capacity: 1GiB}]",
+            "tiers[0]: is memory, but the first tier must be dram; move the dram tier here",
+        ),
+        (
+            "[{kind: dram, capacity: 1GiB}, {kind: dram, capacity: 1GiB}]",
+            "tiers[1]: is a second dram tier after tiers[0]; keep one, with their capacities",
+        ),
+        (
+            "[{kind: dram, capacity: 0GiB}]",
+            "tiers[0].capacity: '0GiB' holds no block; write 1GiB, or remove the tier",
+        ),
+    ],
+)
+def test_impossible_tier_list_is_refused(tiers, problem):
+    assert only_problem(f"# the tiers\ntiers: {tiers}") == f"2: {problem}"
+
+
+def test_two_stores_of_one_name_are_refused():
+    text = """
+tiers:
+  - {kind: dram, capacity: 1GiB}
+  - {kind: memory, capacity: 1GiB}
+  - {kind: memory, capacity: 1GiB}
+"""
+    assert only_problem(text) == (
+        "5: tiers[2].name: 'memory' is the name of tiers[1] too; write another name"
+    )
+
+
+@pytest.mark.parametrize("name", [*RESERVED_NAMES, "", "a b", "7", "a>b", "ü", None, 5])
+def test_name_that_metrics_could_not_carry_is_refused(name):
+    tiers = [{"kind": "dram", "capacity": "1GiB"}, {"kind": "memory", "capacity": "1GiB"}]
+    tiers[1]["name"] = name
+    assert ": tiers[1].name: " in only_problem(json.dumps({"tiers": tiers}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"low_watermark": 0.99}, "low_watermark: 0.99 is above high_watermark 0.95"),
+        ({"high_watermark": 0.5}, "low_watermark: 0.9 is above high_watermark 0.5"),
+        ({"high_watermark": 1.5}, "high_watermark: 1.5 must be at most 1"),
+        ({"low_watermark": 0}, "low_watermark: 0 must be above 0; write 'low_watermark: 0.9'"),
+        ({"high_watermark": "most"}, "high_watermark: 'most' is not a number"),
+        ({"high_watermark": True}, "high_watermark: True is not a number"),
+        ({"pin": True}, "pin: True is not one of auto, on, off; write auto"),
+        ({"capacity": 5.0}, "capacity: 5.0 has no unit; write 5.0GiB"),
+        ({"capacity": "5.0"}, "capacity: '5.0' has no unit; write 5.0GiB"),
+        ({"write": "back"}, "write: unknown key"),
+    ],
+)
+def test_wrong_value_in_a_tier_is_refused(keys, problem):
+    assert only_problem(dram(**keys)).startswith(f"1: tiers[0].{problem}")
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ("policy:", "policy: an empty value is not a mapping; write keys under it"),
+        ("policy: lru", "policy: 'lru' is not a mapping; write keys under it (keys here: evict,"),
+        ("policy: {evict: mru}", "policy.evict: 'mru' is not one of lru; did you mean 'lru'?"),
+        ("cost: {margin: -0.1}", "cost.margin: -0.1 must be at least 0"),
+        ("cost: {margin: .nan}", "cost.margin: '.nan' is not a number"),
+        ("cost: {decision_log: 5}", "cost.decision_log: 5 is no path"),
+        ("cost: {decision_log: ~/x}", "cost.decision_log: '~/x' is no path"),
+        ("reload: {deadline: 10}", "reload.deadline: 10 has no unit; write 10ms"),
+        ("reload: {deadline: 0s}", "reload.deadline: '0s' leaves no time at all"),
+        (
+            "reload: {sync_below: 5m}",
+            "reload.sync_below: '5m' has the unknown unit 'm'; write 5min",
+        ),
+        ("copy: {threads: 0}", "copy.threads: 0 is no number of threads; write auto or 1 to 256"),
+        ("copy: {threads: true}", "copy.threads: True is no number of threads"),
+        ("copy: {threads: '4'}", "copy.threads: '4' is no number of threads"),
+        ("integrity: al", "integrity: 'al' is not one of auto, all; did you mean 'all'?"),
+        ("copying: {}", "copying: unknown key; did you mean 'copy'?"),
+        ("1: x", "1: unknown key; remove it (keys here: tiers, policy,"),
+    ],
+)
+def test_wrong_value_in_a_section_is_refused(section, problem):
+    assert only_problem(DRAM + section).startswith(f"2: {problem}")
+
+
+@given(st.from_regex(r"[a-z_]{1,20}", fullmatch=True))
+def test_unknown_key_never_passes(key):
+    known = json_schema()["$defs"]["DramTier"]["properties"]
+    if key not in known:
+        assert only_problem(dram(**{key: 1})).startswith(f"1: tiers[0].{key}: unknown key; ")
+
+
+# What is no configuration at all
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "1: is empty; write at least 'tiers: [{kind: dram, capacity: 4GiB}]'"),
+        ("# nothing\n", "1: is empty"),
+        ("- kind: dram\n", "1: is a list, not a mapping; start with 'tiers:'"),
+        ("hello", "1: is a str, not a mapping"),
+        ("{}", "1: tiers: is missing; add 'tiers: ["),
+        ("tiers:\n\t- kind: dram\n", "2: is not YAML: found character '\\t'"),
+        ("a: 1\nb: [\n", "3: is not YAML: "),
+        ("tiers: []\n---\ntiers: []\n", "2: is not YAML: holds more than one document; keep one"),
+        ("a: 1\nb: \x07\n", "2: character U+0007 is not allowed in YAML; remove it"),
+        ("[" * 5000, "1: is nested too deeply"),
+    ],
+)
+def test_text_that_is_no_configuration_is_refused_with_its_line(text, problem):
+    assert only_problem(text).startswith(problem)
+
+
+def test_tabs_get_their_remedy():
+    assert only_problem("tiers:\n\t- a").endswith("indent with spaces, not tabs")
+
+
+def test_duplicate_key_is_refused():
+    text = DRAM + "cost: {mode: auto}\ncost: {mode: never}\n"
+    assert only_problem(text) == "3: cost: is given twice, first on line 2; keep one"
+
+
+def test_duplicate_key_in_a_tier_is_refused():
+    text = "tiers:\n- kind: dram\n  capacity: 1GiB\n  capacity: 2GiB\n"
+    assert only_problem(text) == ("4: tiers[0].capacity: is given twice, first on line 3; keep one")
+
+
+def test_tag_is_refused():
+    found = problems(DRAM + "integrity: !!python/name:os.system x\n")
+    assert found[0].startswith("2: integrity: has the tag ")
+
+
+def test_alias_that_contains_itself_is_refused():
+    assert "contains itself" in problems("tiers: &a [*a]")[0]
+
+
+def test_alias_bomb_is_refused():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    assert only_problem("\n".join(lines)).endswith(
+        "has more than 10000 values; write fewer aliases"
+    )
+
+
+def test_complex_key_is_refused():
+    assert problems(DRAM + "? [a]\n: b\n")[0] == (
+        "2: a key is a list or mapping; write a plain word"
+    )
+
+
+@given(st.text(max_size=40))
+def test_no_text_escapes_as_another_exception(text):
+    with contextlib.suppress(ConfigError):
+        parse_config(text)
