@@ -21,6 +21,7 @@ UInt8s = npt.NDArray[np.uint8]
 
 HBM: Final = "hbm"
 DRAM: Final = "dram"
+RELEASED: Final = "released"
 NO_SLOT: Final = -1
 NO_BLOCK: Final = -1  # a position without an engine block: outside a sliding window
 
@@ -36,7 +37,6 @@ class TransferKind(IntEnum):
     OFFLOAD = 0  # HBM -> slot [-> each store in `targets`]
     RELOAD = 1  # slot -> HBM, or store -> slot -> HBM, block by block as `sources` says
     DEMOTE = 2  # slot -> each store in `targets`
-    PROMOTE = 3  # store -> slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class Transfer:
     """An order to move blocks along a chain. Columns have one row per block.
 
     Attributes:
-        keys: concatenated `BlockKey`s. block_ids: engine blocks (empty for DEMOTE, PROMOTE).
+        keys: concatenated `BlockKey`s. block_ids: engine blocks (-1 for DEMOTE).
         slots: the slab slot of each block: source or landing place; `NO_SLOT` means
             "through the window", or, for a block whose source is DRAM, "already gone".
-        sources: RELOAD, PROMOTE: where each block is, 0 for DRAM, else 1 + index into `stores`.
+        sources: RELOAD: where each block is, 0 for DRAM, else 1 + index into `stores`.
         targets: OFFLOAD, DEMOTE: which stores get each block, bit i for ``stores[i]``.
         stores: names, at most 8.
         window: staging slots that belong to this job and are recycled block by block.
@@ -113,9 +113,10 @@ class Completion:
     """The fate of every block of one hop of one job, on one rank.
 
     Attributes:
-        hop: the place that the blocks reached: `DRAM`, `HBM`, or a store's name.
+        hop: the place that the blocks reached: `DRAM`, `HBM`, or a store's name; `RELEASED`
+            says only that the slots of a RELOAD whose deadline passed are free at last.
         outcomes: one `Outcome` per row of the order.
-        last: whether the rank is done with the job.
+        last: whether the rank is done with the job, and holds none of its slots.
     """
 
     job_id: JobId
@@ -158,6 +159,10 @@ class Forget:
     def of(cls, store: str, keys: list[BlockKey]) -> Forget:
         """Make the order from a list of keys."""
         return cls(store, pack_keys(keys))
+
+    def block_keys(self) -> list[BlockKey]:
+        """Return the keys as a list."""
+        return list(unpack_keys(self.keys))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,9 @@
-"""The interface of replacement rules, and their registry."""
+"""The interface of replacement rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
-from kvtiers.model.errors import ConfigError
 from kvtiers.model.keys import BlockKey
 
 
@@ -43,17 +41,3 @@ class EvictionPolicy(Protocol):
         Asking twice gives the same answer.
         """
         ...
-
-
-def make_policy(name: str) -> EvictionPolicy:
-    """Return a new policy by its name in the configuration.
-
-    Raises:
-        ConfigError: no policy has that name; the message lists those that exist.
-    """
-    from kvtiers.control.policy.lru import LRU
-
-    registry: dict[str, Callable[[], EvictionPolicy]] = {"lru": LRU}
-    if name not in registry:
-        raise ConfigError(f"policy.evict: no policy {name!r}; known: {', '.join(sorted(registry))}")
-    return registry[name]()

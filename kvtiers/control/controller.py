@@ -1,0 +1,331 @@
+"""The one object of the deciding plane that an engine's scheduler side talks to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtiers.control.fences import Fences
+from kvtiers.control.jobs import Job, JobTable
+from kvtiers.control.offload import OffloadDesk
+from kvtiers.control.places import Places
+from kvtiers.control.policy import make_policy
+from kvtiers.control.presence import PresenceTable
+from kvtiers.control.reload import ABSENT, LoadRequest, Match, ReloadDesk
+from kvtiers.control.settings import ControlSettings
+from kvtiers.control.tier import Tier
+from kvtiers.cost.links import offload_link, reload_link
+from kvtiers.cost.model import CostModel
+from kvtiers.cost.planner import Prompt, ReloadPlan
+from kvtiers.model.keys import BlockKey, Rank, pack_keys
+from kvtiers.model.messages import (
+    DRAM,
+    HBM,
+    RELEASED,
+    Completion,
+    Forget,
+    JobId,
+    Lookup,
+    Presence,
+    StepOrders,
+    Transfer,
+    TransferKind,
+    UInt8s,
+)
+from kvtiers.observe.metrics import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What control tells an engine that asks how much of a request it can reload.
+
+    Attributes:
+        num_blocks: leading blocks to reload beyond the local ones; None means "ask again".
+        plan: the comparison behind it; None where there was nothing to compare.
+        match: what was found.
+    """
+
+    num_blocks: int | None
+    plan: ReloadPlan | None
+    match: Match
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDone:
+    """A reload that every rank has answered."""
+
+    request_id: str
+    num_loaded: int
+    num_failed: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What was answered to a request, kept so that the answer does not flip."""
+
+    version: tuple[int, ...]
+    limit: int
+    answer: Answer
+    since: float
+
+
+class Controller:
+    """Owns tiers, presence and planner; single-threaded, and time is a parameter.
+
+    Questions (`match`, `plan`) change no tier. Commands are the things that happen to a
+    request. What they lead to is collected in `take_orders`, once per engine step.
+    """
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        ranks: Sequence[Rank],
+        cost: CostModel,
+        counters: Counters,
+    ) -> None:
+        self.settings = settings
+        self.counters = counters
+        self.cost = cost
+        self.epoch = 0
+        self.dram = Tier(DRAM, settings.num_slots, make_policy(settings.evict))
+        self.stores: list[Tier | None] = [
+            None
+            if s.capacity_blocks is None
+            else Tier(s.name, s.capacity_blocks, make_policy(settings.evict))
+            for s in settings.stores
+        ]
+        self.presence = PresenceTable()
+        self.jobs = JobTable(tuple(ranks))
+        self.fences = Fences()
+        places = Places(self.dram, self.stores, self.presence)
+        self._offloads = OffloadDesk(settings, places, self.jobs, self.fences, counters)
+        self._reloads = ReloadDesk(settings, places, self.jobs, counters)
+        self._asked: dict[str, _Asked] = {}
+        self._barred: set[str] = set()
+        self._lookups: dict[str, list[BlockKey]] = {}
+        self._before: list[Transfer] = []
+        self._fenced: set[JobId] = set()
+        self._step = 0
+
+    # -- questions --------------------------------------------------------------------
+
+    def match(self, keys: Sequence[Sequence[BlockKey]], start: int, limit: int) -> Match:
+        """Find which of the blocks ``start .. limit - 1`` exist; see `ReloadDesk.match`."""
+        return self._reloads.match(keys, start, limit)
+
+    def plan(
+        self,
+        request_id: str,
+        keys: Sequence[Sequence[BlockKey]],
+        start: int,
+        num_tokens: int,
+        now: float,
+    ) -> Answer:
+        """Decide how many blocks beyond `start` to reload for a request.
+
+        The last token is always left to compute. The answer is remembered, and stays the same
+        while the same blocks are there; None means that a shared store has yet to answer.
+
+        Args:
+            keys: per KV group, from block 0. start: blocks that the engine has itself.
+            num_tokens: of the request, generated ones included.
+        """
+        limit = min((num_tokens - 1) // self.settings.block_size, *map(len, keys))
+        asked = self._asked.get(request_id)
+        version = self._version()
+        if (
+            asked is not None
+            and asked.version == version
+            and asked.answer.match.start == start
+            and asked.limit == limit
+            and asked.answer.num_blocks is not None
+        ):
+            return asked.answer
+        match = self._reloads.match(keys, start, limit)
+        since = now if asked is None else asked.since
+        if match.unknown and now - since < self.settings.lookup_deadline:
+            answer = Answer(None, None, match)
+            self._look_up(match, since == now)
+        elif asked is not None and asked.answer.plan and match.same_hits(asked.answer.match):
+            answer = asked.answer
+        else:
+            answer = self._compare(request_id, match, num_tokens)
+        self._asked[request_id] = _Asked(version, limit, answer, since)
+        return answer
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """Return (blocks served, capacity in blocks) by tier name, private tiers only."""
+        tiers = [self.dram, *(tier for tier in self.stores if tier is not None)]
+        return {tier.name: (tier.num_entries, tier.capacity_blocks) for tier in tiers}
+
+    @property
+    def busy(self) -> bool:
+        """Whether ranks have yet to answer."""
+        return len(self.jobs) > 0
+
+    # -- commands: what happens to a request ------------------------------------------
+
+    def allocated(self, load: LoadRequest, now: float) -> JobId:
+        """Start the reload of blocks that the engine has made room for."""
+        self._asked.pop(load.request_id, None)
+        job = self._reloads.start(load, self.epoch, now)
+        nbytes = self.settings.block_nbytes * len(job.rows)
+        self.cost.links.submitted(reload_link(), nbytes)
+        return job.job_id
+
+    def overwritten(self, block_ids: Iterable[int]) -> None:
+        """Note that the engine will fill blocks in this step: running offloads read them first."""
+        self._fenced |= self.fences.guarding(block_ids)
+
+    def computed(
+        self, keys: Sequence[BlockKey], block_ids: Sequence[int], first: int, end: int
+    ) -> int:
+        """Offer the full blocks ``first .. end - 1`` of one KV group to DRAM.
+
+        Returns:
+            the first block that was refused for want of room, `end` when none was.
+        """
+        for position in range(first, end):
+            block_id = block_ids[position]
+            parent = keys[position - 1] if position else None
+            if block_id >= 0 and not self._offloads.offer(
+                keys[position], parent, block_id, self.epoch
+            ):
+                return position
+        return end
+
+    def hold_before(self) -> None:
+        """Put what was offered so far ahead of this step's forward pass: its blocks are full
+        already, and may be overwritten by it."""
+        transfer = self._offloads.seal()
+        if transfer is not None:
+            self._submitted(transfer)
+            self._before.append(transfer)
+
+    def finished(self, request_id: str) -> None:
+        """Forget a request that finished, was aborted, or left the queue."""
+        self._asked.pop(request_id, None)
+        self._barred.discard(request_id)
+
+    def preempted(self, request_id: str) -> None:
+        """Note a preemption: the request will be asked about again, from nothing."""
+        self._asked.pop(request_id, None)
+        self._barred.discard(request_id)
+
+    def answered(self, answer: Presence) -> None:
+        """Take in what a shared store holds."""
+        self.presence.answered(answer)
+
+    def completed(self, completion: Completion, now: float) -> LoadDone | None:
+        """Apply one rank's answer; returns a reload that is now complete.
+
+        Answers of an epoch before a `reset` only give back what their job held.
+        """
+        job, outcomes, done = self.jobs.answer(completion)
+        loaded = None
+        if outcomes is not None:
+            if completion.hop == HBM:
+                loaded = self._reloaded(job, outcomes, now)
+            elif completion.hop != RELEASED:
+                self._offloads.settle(job, completion.hop, outcomes)
+                if completion.hop == DRAM:
+                    self.cost.links.done(offload_link(), self.settings.block_nbytes * len(job.rows))
+        if done:
+            desk = self._reloads if job.kind is TransferKind.RELOAD else self._offloads
+            desk.closed(job)
+        return loaded
+
+    def reset(self) -> None:
+        """Start a new epoch: nothing that was stored before is served again."""
+        self.epoch += 1
+        self.dram.reset()
+        for idx, tier in enumerate(self.stores):
+            if tier is not None:
+                self._lookups.pop(self.settings.stores[idx].name, None)
+                tier.reset()
+        self.presence.reset()
+        self._asked.clear()
+
+    def take_orders(
+        self, num_scheduled_tokens: int, sync_jobs: Iterable[JobId], now: float
+    ) -> StepOrders:
+        """Return all that the ranks have to do in this step, and start the next."""
+        after = self._offloads.seal()
+        if after is not None:
+            self._submitted(after)
+        demote = self._offloads.demote(self.epoch)
+        before = [*self._before, *self._reloads.orders(now)]
+        if demote is not None:
+            before.append(demote)
+        self._step += 1
+        orders = StepOrders(
+            step=self._step,
+            epoch=self.epoch,
+            before=tuple(before),
+            after=() if after is None else (after,),
+            fences=tuple(sorted(self._fenced)),
+            sync_loads=tuple(sync_jobs),
+            forgets=tuple(self._forgets()),
+            num_scheduled_tokens=num_scheduled_tokens,
+        )
+        self._before = []
+        self._fenced = set()
+        return orders
+
+    def take_lookups(self) -> list[Lookup]:
+        """Return the questions to shared stores that arose since the last call."""
+        lookups = [Lookup(store, pack_keys(keys)) for store, keys in self._lookups.items()]
+        self._lookups = {}
+        return lookups
+
+    # -- internals --------------------------------------------------------------------
+
+    def _version(self) -> tuple[int, ...]:
+        tiers = (tier.version for tier in self.stores if tier is not None)
+        return (self.epoch, self.dram.version, self.presence.version, *tiers)
+
+    def _compare(self, request_id: str, match: Match, num_tokens: int) -> Answer:
+        if request_id in self._barred or match.num_blocks == 0:
+            return Answer(0, None, match)
+        prompt = Prompt(
+            num_tokens, match.start, self.settings.block_size, self.settings.block_nbytes
+        )
+        plan = self.cost.plan(_slowest(match.sources), match.valid, prompt)
+        return Answer(plan.num_blocks, plan, match)
+
+    def _look_up(self, match: Match, first_time: bool) -> None:
+        if first_time:
+            for store, keys in match.unknown.items():
+                self._lookups.setdefault(store, []).extend(keys)
+
+    def _submitted(self, transfer: Transfer) -> None:
+        self.cost.links.submitted(offload_link(), self.settings.block_nbytes * transfer.num_blocks)
+
+    def _reloaded(self, job: Job, outcomes: UInt8s, now: float) -> LoadDone:
+        num_loaded, num_failed = self._reloads.settle(job, outcomes)
+        if num_failed:
+            self._barred.add(job.request_id)  # until it is preempted or ends: it must not loop
+        self.cost.links.done(reload_link(), self.settings.block_nbytes * len(job.rows))
+        return LoadDone(job.request_id, num_loaded, num_failed, now - job.started)
+
+    def _forgets(self) -> list[Forget]:
+        """Return the keys that private stores must drop; DRAM needs no telling."""
+        for _ in self.dram.take_evicted():
+            self.counters.add("kvtiers_blocks_evicted_total", (DRAM,))
+        forgets = []
+        for tier in self.stores:
+            evicted = [] if tier is None else tier.take_evicted()
+            if tier is not None and evicted:
+                self.counters.add("kvtiers_blocks_evicted_total", (tier.name,), len(evicted))
+                gone = [key for key in evicted if tier.get(key) is None]
+                forgets.append(Forget.of(tier.name, gone))
+        return forgets
+
+
+def _slowest(sources: UInt8s) -> UInt8s:
+    """Return, per position, the slowest source that any KV group needs there."""
+    known = np.where(sources == ABSENT, 0, sources)
+    return np.asarray(known.max(axis=0), dtype=np.uint8)

@@ -1,0 +1,118 @@
+"""Running transfers: what each holds, and what the ranks have answered so far."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtiers.control.tier import Entry
+from kvtiers.model.errors import ProtocolError
+from kvtiers.model.keys import BlockKey, Rank
+from kvtiers.model.messages import Completion, JobId, TransferKind, UInt8s
+
+
+@dataclass(slots=True)
+class Row:
+    """One block of a job.
+
+    Attributes:
+        entry: the DRAM entry that the job reads or fills; None when it goes through the window.
+        store_entries: by store index: read (RELOAD) or filled (OFFLOAD, DEMOTE).
+        source: RELOAD: 0 for DRAM, else 1 + store index.
+    """
+
+    key: BlockKey
+    block_id: int
+    entry: Entry | None = None
+    store_entries: dict[int, Entry | None] = field(default_factory=dict)
+    source: int = 0
+    lands: bool = False  # the entry is being filled by this job, not read
+
+
+@dataclass(slots=True)
+class Job:
+    """A transfer that every rank was given.
+
+    Attributes:
+        window: staging slots it holds. request_id: whom a RELOAD is for.
+        merged: hop to the worst outcome of each row so far, over the ranks that answered.
+    """
+
+    job_id: JobId
+    kind: TransferKind
+    epoch: int
+    rows: list[Row] = field(default_factory=list)
+    window: list[int] = field(default_factory=list)
+    request_id: str = ""
+    started: float = 0.0
+    merged: dict[str, UInt8s] = field(default_factory=dict)
+    answered: dict[str, set[Rank]] = field(default_factory=dict)
+    finished: set[Rank] = field(default_factory=set)
+
+    @property
+    def num_pinned(self) -> int:
+        """Rows whose entry this job has pinned."""
+        return sum(row.entry is not None for row in self.rows)
+
+
+class JobTable:
+    """Jobs by id. A hop is settled when every rank has answered it."""
+
+    def __init__(self, ranks: tuple[Rank, ...]) -> None:
+        self._ranks = frozenset(ranks)
+        self._jobs: dict[JobId, Job] = {}
+        self._ids = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def open(self, kind: TransferKind, epoch: int, request_id: str = "") -> Job:
+        """Start a job with a new id."""
+        job = Job(JobId(next(self._ids)), kind, epoch, request_id=request_id)
+        self._jobs[job.job_id] = job
+        return job
+
+    def get(self, job_id: JobId) -> Job | None:
+        """Return a running job."""
+        return self._jobs.get(job_id)
+
+    def answer(self, completion: Completion) -> tuple[Job, UInt8s | None, bool]:
+        """Take in one rank's answer to one hop.
+
+        Returns:
+            the job; the merged outcomes once all ranks have answered this hop, else None;
+            whether all ranks are done with the job, which is then closed.
+
+        Raises:
+            ProtocolError: no such job or rank, a second answer, or a wrong number of rows.
+        """
+        job = self._jobs.get(completion.job_id)
+        if job is None:
+            raise ProtocolError(f"completion of job {completion.job_id}, which is not running")
+        if completion.rank not in self._ranks:
+            raise ProtocolError(f"job {job.job_id}: answer of unknown rank {completion.rank}")
+        if len(completion.outcomes) != len(job.rows):
+            raise ProtocolError(
+                f"job {job.job_id}: {len(completion.outcomes)} outcomes for {len(job.rows)} blocks"
+            )
+        answered = job.answered.setdefault(completion.hop, set())
+        if completion.rank in answered:
+            raise ProtocolError(
+                f"job {job.job_id}: {completion.rank} answered {completion.hop} twice"
+            )
+        answered.add(completion.rank)
+        worst = job.merged.get(completion.hop)
+        merged = completion.outcomes if worst is None else np.maximum(worst, completion.outcomes)
+        job.merged[completion.hop] = merged
+        if completion.last:
+            job.finished.add(completion.rank)
+        done = job.finished == self._ranks
+        if done:
+            del self._jobs[job.job_id]
+        return job, merged if answered == self._ranks else None, done

@@ -1,0 +1,207 @@
+"""Moving blocks down: what to offload, into which slots, and what became of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvtiers.control.admission import Admission, make_admission
+from kvtiers.control.fences import Fences
+from kvtiers.control.jobs import Job, JobTable, Row
+from kvtiers.control.places import Places
+from kvtiers.control.presence import Belief
+from kvtiers.control.settings import ControlSettings, StoreSettings
+from kvtiers.control.tier import Entry, Residence
+from kvtiers.model.errors import ProtocolError
+from kvtiers.model.keys import BlockKey, pack_keys
+from kvtiers.model.messages import DRAM, NO_SLOT, Transfer, TransferKind, UInt8s, int64s
+from kvtiers.model.outcome import Outcome
+from kvtiers.observe.metrics import Counters
+
+
+class OffloadDesk:
+    """Collects the offloads of a step into one job, and settles jobs as ranks answer.
+
+    A block is written once however many requests share it. One that finds no room is
+    refused; the caller keeps it and may offer it again.
+    """
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        places: Places,
+        jobs: JobTable,
+        fences: Fences,
+        counters: Counters,
+    ) -> None:
+        self._settings = settings
+        self._dram = places.dram
+        self._stores = places.stores
+        self._presence = places.presence
+        self._jobs = jobs
+        self._fences = fences
+        self._counters = counters
+        self._admissions: list[Admission] = [make_admission(s.admit) for s in settings.stores]
+        self._open: Job | None = None
+
+    # -- offload ----------------------------------------------------------------------
+
+    def offer(self, key: BlockKey, parent: BlockKey | None, block_id: int, epoch: int) -> bool:
+        """Take a full block into the step's job; False when DRAM has no room for it."""
+        entry = self._dram.get(key)
+        if entry is not None:
+            return True
+        entry = self._dram.reserve(key, parent)
+        if entry is None:
+            self._counters.add("kvtiers_offloads_dropped_total", ("no_room",))
+            return False
+        if self._open is None:
+            self._open = self._jobs.open(TransferKind.OFFLOAD, epoch)
+        job = self._open
+        row = Row(key, block_id, entry, lands=True)
+        for idx, store in enumerate(self._settings.stores):
+            if store.write == "through":
+                self._route(row, idx, store, parent)
+        self._dram.pin(entry)
+        job.rows.append(row)
+        self._fences.reading(block_id, job.job_id)
+        return True
+
+    def seal(self) -> Transfer | None:
+        """Close the step's job and return its order, None when nothing was taken."""
+        job, self._open = self._open, None
+        if job is None:
+            return None
+        return self._order(job)
+
+    def settle(self, job: Job, hop: str, outcomes: UInt8s) -> None:
+        """Apply the merged outcomes of one hop of an OFFLOAD or DEMOTE job."""
+        if hop == DRAM:
+            self._landed(job, outcomes)
+            return
+        idx = self._store_idx(hop)
+        for row, outcome in zip(job.rows, outcomes.tolist(), strict=True):
+            if idx in row.store_entries:
+                self._settle_write(row, idx, Outcome(outcome))
+
+    def closed(self, job: Job) -> None:
+        """Let go of what a finished OFFLOAD or DEMOTE job held."""
+        for row in job.rows:
+            if row.entry is not None:
+                self._dram.unpin(row.entry)
+        if job.kind is TransferKind.DEMOTE:
+            self._drain_to_low_watermark(job)
+
+    # -- demote -----------------------------------------------------------------------
+
+    def demote(self, epoch: int) -> Transfer | None:
+        """Write the next victims to write-back stores once DRAM is above its high watermark.
+
+        Victims that need no write leave at once. Returns the order, None when there is none.
+        """
+        slots = self._settings.num_slots
+        back = [i for i, s in enumerate(self._settings.stores) if s.write == "back"]
+        if not back or slots - self._dram.num_free <= self._settings.high_watermark * slots:
+            return None
+        excess = slots - self._dram.num_free - int(self._settings.low_watermark * slots)
+        job: Job | None = None
+        while excess > 0:
+            victim = self._dram.next_victim()
+            if victim is None:
+                break
+            excess -= 1
+            row = Row(victim.key, -1, victim)
+            for idx in back:
+                self._route(row, idx, self._settings.stores[idx], victim.parent_key)
+            if not row.store_entries:
+                self._dram.evict(victim)
+                continue
+            if job is None:
+                job = self._jobs.open(TransferKind.DEMOTE, epoch)
+            self._dram.pin(victim)
+            job.rows.append(row)
+        return None if job is None else self._order(job)
+
+    # -- internals --------------------------------------------------------------------
+
+    def _route(self, row: Row, idx: int, store: StoreSettings, parent: BlockKey | None) -> None:
+        """Set room aside in a store for a row, where it is worth a write."""
+        tier, admission = self._stores[idx], self._admissions[idx]
+        held = self._presence.of(store.name, row.key) is Belief.PRESENT
+        if held or (tier is not None and tier.get(row.key) is not None):
+            return
+        worth = admission.worth(row.key)
+        admission.offered(row.key)
+        if not worth:
+            self._counters.add("kvtiers_offloads_dropped_total", ("not_admitted",))
+            return
+        entry = None if tier is None else tier.reserve(row.key, parent)
+        if entry is None and tier is not None:
+            self._counters.add("kvtiers_offloads_dropped_total", (f"no_room_{store.name}",))
+            return
+        row.store_entries[idx] = entry
+
+    def _settle_write(self, row: Row, idx: int, outcome: Outcome) -> None:
+        """Apply the fate of one write to a store."""
+        name, tier = self._settings.stores[idx].name, self._stores[idx]
+        entry = row.store_entries[idx]
+        if outcome is Outcome.OK:
+            self._counters.add("kvtiers_blocks_demoted_total", (name,))
+        else:
+            self._counters.add("kvtiers_blocks_failed_total", (outcome.name.lower(),))
+        if tier is not None and entry is not None:
+            tier.commit(entry) if outcome is Outcome.OK else tier.abandon(entry)
+        elif outcome is Outcome.OK:
+            self._presence.wrote(name, row.key)
+
+    def _landed(self, job: Job, outcomes: UInt8s) -> None:
+        """Make blocks READY in DRAM, or give their reservations up."""
+        for row, outcome in zip(job.rows, outcomes.tolist(), strict=True):
+            if row.entry is None:
+                raise ProtocolError(f"job {job.job_id}: an offloaded block without a slot")
+            if outcome == Outcome.OK:
+                self._dram.commit(row.entry)
+                self._counters.add("kvtiers_blocks_offloaded_total", (DRAM,))
+            else:
+                self._dram.abandon(row.entry)
+                self._counters.add("kvtiers_blocks_failed_total", (Outcome(outcome).name.lower(),))
+        self._fences.read([row.block_id for row in job.rows], job.job_id)
+
+    def _drain_to_low_watermark(self, job: Job) -> None:
+        """Evict what a demotion has written, until DRAM is at its low watermark."""
+        low = int(self._settings.low_watermark * self._settings.num_slots)
+        for row in job.rows:
+            if self._settings.num_slots - self._dram.num_free <= low:
+                return
+            if row.entry is not None and row.entry.evictable and self._written(row):
+                self._dram.evict(row.entry)
+
+    @staticmethod
+    def _written(row: Row) -> bool:
+        entries = row.store_entries.values()
+        return any(e is None or (e.residence is Residence.READY and not e.doomed) for e in entries)
+
+    def _store_idx(self, name: str) -> int:
+        for idx, store in enumerate(self._settings.stores):
+            if store.name == name:
+                return idx
+        raise ProtocolError(f"no store {name!r}")
+
+    def _order(self, job: Job) -> Transfer:
+        targets = [sum(1 << idx for idx in row.store_entries) for row in job.rows]
+        return Transfer(
+            job_id=job.job_id,
+            epoch=job.epoch,
+            kind=job.kind,
+            keys=pack_keys(row.key for row in job.rows),
+            block_ids=int64s([row.block_id for row in job.rows]),
+            slots=int64s([_slot(row.entry) for row in job.rows]),
+            sources=np.zeros(len(job.rows), np.uint8),
+            targets=np.array(targets, np.uint8),
+            stores=tuple(s.name for s in self._settings.stores),
+            window=int64s([]),
+            deadline=self._settings.offload_deadline,
+        )
+
+
+def _slot(entry: Entry | None) -> int:
+    return NO_SLOT if entry is None else entry.slot

@@ -1,0 +1,321 @@
+"""Bringing blocks back: what exists where, and the jobs that load it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtiers.control.jobs import Job, JobTable, Row
+from kvtiers.control.places import Places
+from kvtiers.control.presence import Belief
+from kvtiers.control.settings import ControlSettings
+from kvtiers.control.tier import Entry, Residence
+from kvtiers.model.keys import BlockKey, pack_keys
+from kvtiers.model.messages import DRAM, NO_BLOCK, NO_SLOT, Transfer, TransferKind, UInt8s, int64s
+from kvtiers.model.outcome import Outcome
+from kvtiers.observe.metrics import Counters
+
+ABSENT = 255  # in `Match.sources`: no tier has the block
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Which leading blocks of a request exist below HBM.
+
+    Attributes:
+        start: blocks that the engine has itself; all else counts from here.
+        sources: uint8 [groups, n], 0 for DRAM, 1 + store index, `ABSENT`.
+        valid: bool [n + 1]; ``valid[m]`` says that the first m blocks make a usable prefix.
+        unknown: keys whose presence in a shared store has not been looked up, by store.
+    """
+
+    start: int
+    sources: UInt8s
+    valid: Bools
+    unknown: dict[str, list[BlockKey]]
+
+    @property
+    def num_blocks(self) -> int:
+        """The longest usable prefix beyond `start`, in blocks."""
+        return int(np.flatnonzero(self.valid)[-1])
+
+    def same_hits(self, other: Match) -> bool:
+        """Whether another match found the same blocks in the same places."""
+        return (
+            self.start == other.start
+            and self.sources.shape == other.sources.shape
+            and bool((self.sources == other.sources).all())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Blocks that an engine wants loaded.
+
+    Attributes:
+        request_id: whom for. keys, parents: per KV group, per block, from block 0.
+        block_ids: engine blocks per KV group, `NO_BLOCK` where the engine keeps none.
+        start, num_blocks: load blocks ``start .. start + num_blocks - 1``.
+    """
+
+    request_id: str
+    keys: Sequence[Sequence[BlockKey]]
+    block_ids: Sequence[Sequence[int]]
+    start: int
+    num_blocks: int
+
+
+class ReloadDesk:
+    """Answers what can be reloaded, and runs the jobs that do it."""
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        places: Places,
+        jobs: JobTable,
+        counters: Counters,
+    ) -> None:
+        self._settings = settings
+        self._dram = places.dram
+        self._stores = places.stores
+        self._presence = places.presence
+        self._jobs = jobs
+        self._counters = counters
+        self._waiting: deque[Job] = deque()
+
+    # -- questions --------------------------------------------------------------------
+
+    def match(self, keys: Sequence[Sequence[BlockKey]], start: int, limit: int) -> Match:
+        """Find which of the blocks ``start .. limit - 1`` exist; pure.
+
+        Args:
+            keys: per KV group, from block 0.
+            start: blocks present in HBM. limit: first block not wanted.
+        """
+        unknown: dict[str, list[BlockKey]] = {}
+        num = max(limit - start, 0)
+        columns, windowed = [], []
+        for group, group_keys in zip(self._settings.groups, keys, strict=True):
+            whole = group.window is None
+            column = (
+                [] if num == 0 else self._locate(group_keys, start, start + num, whole, unknown)
+            )
+            if whole:
+                num = len(column)  # no later group needs to look further
+            columns.append(column)
+            windowed.append(group)
+        sources = np.full((len(columns), num), ABSENT, np.uint8)
+        for idx, column in enumerate(columns):
+            sources[idx, : min(num, len(column))] = column[:num]
+        return Match(start, sources, self._cuts(sources, start), unknown)
+
+    def _locate(
+        self,
+        keys: Sequence[BlockKey],
+        start: int,
+        limit: int,
+        stop_at_gap: bool,
+        unknown: dict[str, list[BlockKey]],
+    ) -> list[int]:
+        """Return the source of each block, up to the first gap where asked."""
+        get = self._dram.get
+        column = []
+        for position in range(start, limit):
+            key = keys[position]
+            source = 0 if get(key) is not None else self._locate_below(key, unknown)
+            if source == ABSENT and stop_at_gap:
+                break
+            column.append(source)
+        return column
+
+    def _locate_below(self, key: BlockKey, unknown: dict[str, list[BlockKey]]) -> int:
+        for idx, store in enumerate(self._settings.stores):
+            tier = self._stores[idx]
+            if tier is not None:
+                entry = tier.get(key)
+                if entry is not None and entry.residence is Residence.READY:
+                    return 1 + idx
+                continue
+            belief = self._presence.of(store.name, key)
+            if belief is Belief.PRESENT:
+                return 1 + idx
+            if belief is Belief.UNKNOWN:
+                unknown.setdefault(store.name, []).append(key)
+        return ABSENT
+
+    def _cuts(self, sources: UInt8s, start: int) -> Bools:
+        """Return which prefix lengths are usable: all that attention can still see exists."""
+        num = sources.shape[1]
+        valid = np.ones(num + 1, np.bool_)
+        lengths = np.arange(num + 1)
+        for group, row in zip(self._settings.groups, sources, strict=True):
+            present = row != ABSENT
+            absent_before = np.concatenate(([0], np.cumsum(~present)))
+            if group.window is None:
+                first = np.zeros(num + 1, np.int64)
+            else:
+                block_size = self._settings.block_size
+                seen = (start + lengths) * block_size - group.window + 1
+                first = np.clip(seen // block_size - start, 0, num)
+            first = np.minimum(first, lengths)
+            valid &= absent_before[lengths] == absent_before[first]
+        return valid
+
+    # -- commands ---------------------------------------------------------------------
+
+    def start(self, load: LoadRequest, epoch: int, now: float) -> Job:
+        """Open the job of a load; its order comes from `orders` once its window is there.
+
+        A block that has vanished since it was matched stays in the job without a source,
+        and comes back as MISSING.
+        """
+        job = self._jobs.open(TransferKind.RELOAD, epoch, load.request_id)
+        job.started = now
+        end = load.start + load.num_blocks
+        touched: list[Entry] = []
+        for idx, group in enumerate(self._settings.groups):
+            first = max(load.start, group.first_needed(end, self._settings.block_size))
+            keys, block_ids = load.keys[idx], load.block_ids[idx]
+            for position in range(first, end):
+                if block_ids[position] == NO_BLOCK:
+                    continue
+                parent = keys[position - 1] if position else None
+                row = self._row(keys[position], parent, block_ids[position])
+                if row.entry is not None:
+                    touched.append(row.entry)
+                job.rows.append(row)
+        self._dram.touch(reversed(touched))
+        self._waiting.append(job)
+        return job
+
+    def orders(self, now: float) -> list[Transfer]:
+        """Return the orders of the waiting jobs that got their window, oldest first.
+
+        A job whose deadline has passed is sent without one, so that its ranks answer.
+        """
+        sent = []
+        while self._waiting:
+            job = self._waiting[0]
+            need = sum(row.source > 0 and row.entry is None for row in job.rows)
+            if need and not job.window:
+                job.window = self._dram.take_window(min(need, self._settings.max_window))
+                expired = now - job.started >= self._settings.reload_deadline
+                if not job.window and not expired:
+                    break
+            self._waiting.popleft()
+            sent.append(self._order(job, now))
+        return sent
+
+    def settle(self, job: Job, outcomes: UInt8s) -> tuple[int, int]:
+        """Apply the merged outcomes of a RELOAD job; returns blocks (loaded, failed)."""
+        loaded = [0] * (1 + len(self._settings.stores))
+        failed = 0
+        for row, outcome in zip(job.rows, outcomes.tolist(), strict=True):
+            ok = outcome == Outcome.OK
+            self._settle_dram(row, ok, outcome)
+            self._settle_store(row, outcome)
+            if ok:
+                loaded[row.source] += 1
+            else:
+                failed += 1
+                self._counters.add("kvtiers_blocks_failed_total", (Outcome(outcome).name.lower(),))
+        names = (DRAM, *(store.name for store in self._settings.stores))
+        for name, num_blocks in zip(names, loaded, strict=True):
+            if num_blocks:
+                self._counters.add("kvtiers_blocks_reloaded_total", (name,), num_blocks)
+        return sum(loaded), failed
+
+    def closed(self, job: Job) -> None:
+        """Let go of what a finished RELOAD job held."""
+        for row in job.rows:
+            if row.entry is not None:
+                self._dram.unpin(row.entry)
+            for idx, stored in row.store_entries.items():
+                tier = self._stores[idx]
+                if tier is not None and stored is not None:
+                    tier.unpin(stored)
+        self._dram.give_window(job.window)
+
+    # -- internals --------------------------------------------------------------------
+
+    def _row(self, key: BlockKey, parent: BlockKey | None, block_id: int) -> Row:
+        """Pin the source of one block, and set room aside in DRAM where it will be promoted."""
+        entry = self._dram.get(key)
+        if entry is not None:
+            self._dram.pin(entry)
+            return Row(key, block_id, entry)
+        source = self._locate_below(key, {})
+        row = Row(key, block_id, source=0 if source == ABSENT else source)
+        if source == ABSENT:
+            return row
+        tier = self._stores[source - 1]
+        if tier is not None:
+            stored = tier.get(key)
+            if stored is not None:
+                tier.pin(stored)
+                tier.touch((stored,))
+                row.store_entries[source - 1] = stored
+        row.entry = self._promotion(key, parent)
+        row.lands = row.entry is not None
+        return row
+
+    def _promotion(self, key: BlockKey, parent: BlockKey | None) -> Entry | None:
+        """Reserve a DRAM slot for a block from below, leaving half of DRAM to other jobs."""
+        held = self._dram.num_pins + self._dram.num_held
+        if held >= self._settings.num_slots // 2:
+            return None
+        entry = self._dram.reserve(key, parent)
+        if entry is not None:
+            self._dram.pin(entry)
+        return entry
+
+    def _settle_dram(self, row: Row, ok: bool, outcome: int) -> None:
+        entry = row.entry
+        if entry is None:
+            return
+        if row.lands:
+            if ok:
+                self._dram.commit(entry)
+                self._counters.add("kvtiers_blocks_promoted_total", ())
+            else:
+                self._dram.abandon(entry)
+        elif not ok and outcome != Outcome.TIMED_OUT and entry.residence is Residence.READY:
+            self._dram.doom(entry)
+
+    def _settle_store(self, row: Row, outcome: int) -> None:
+        if row.source == 0:
+            return
+        idx = row.source - 1
+        store = self._settings.stores[idx]
+        gone = outcome in (Outcome.MISSING, Outcome.CORRUPT, Outcome.FAILED)
+        tier = self._stores[idx]
+        if tier is None:
+            if gone:
+                self._presence.missed(store.name, row.key)
+            return
+        entry = row.store_entries.get(idx)
+        if entry is not None and gone:
+            tier.doom(entry)
+
+    def _order(self, job: Job, now: float) -> Transfer:
+        left = max(job.started + self._settings.reload_deadline - now, 0.0)
+        return Transfer(
+            job_id=job.job_id,
+            epoch=job.epoch,
+            kind=job.kind,
+            keys=pack_keys(row.key for row in job.rows),
+            block_ids=int64s([row.block_id for row in job.rows]),
+            slots=int64s([NO_SLOT if row.entry is None else row.entry.slot for row in job.rows]),
+            sources=np.array([row.source for row in job.rows], np.uint8),
+            targets=np.zeros(len(job.rows), np.uint8),
+            stores=tuple(store.name for store in self._settings.stores),
+            window=int64s(job.window),
+            deadline=left,
+            request_id=job.request_id,
+        )

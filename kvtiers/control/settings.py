@@ -1,0 +1,68 @@
+"""What control needs to know of the configuration, in blocks and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """One store below DRAM.
+
+    Attributes:
+        name: as in messages. capacity_blocks: frames it may hold; None for a shared store,
+            whose own process evicts and whose contents are known through presence only.
+        write: "through" writes with every offload, "back" when DRAM runs full.
+        admit: name of the admission rule.
+    """
+
+    name: str
+    capacity_blocks: int | None
+    write: Literal["through", "back"] = "through"
+    admit: str = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """One KV cache group.
+
+    Attributes:
+        window: tokens that attention looks back; None for full attention.
+    """
+
+    window: int | None = None
+
+    def first_needed(self, num_blocks: int, block_size: int) -> int:
+        """Return the first block that a token after `num_blocks` full blocks can attend to."""
+        if self.window is None:
+            return 0
+        return max(0, (num_blocks * block_size - self.window + 1) // block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """The whole of it.
+
+    Attributes:
+        num_slots: slab slots, equal on every rank. block_size: tokens per block.
+        block_nbytes: payload bytes of one block of each group, summed over groups.
+        high_watermark, low_watermark: shares of the slots between which write-back demotes.
+        reload_deadline: seconds after which what has not been loaded is recomputed.
+        offload_deadline: seconds after which a block that has not been offloaded is dropped.
+        lookup_deadline: seconds that a request waits for a shared store's answer.
+        max_window: most slots that one job stages through.
+    """
+
+    num_slots: int
+    block_size: int
+    block_nbytes: int
+    groups: tuple[GroupSettings, ...] = (GroupSettings(),)
+    stores: tuple[StoreSettings, ...] = ()
+    evict: str = "lru"
+    high_watermark: float = 0.95
+    low_watermark: float = 0.90
+    reload_deadline: float = 10.0
+    offload_deadline: float = 30.0
+    lookup_deadline: float = 0.05
+    max_window: int = 64

@@ -1,0 +1,130 @@
+"""A thread that advances an executor, and the waits of the worker's own thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from kvtiers.data.copier import Marker
+from kvtiers.data.executor import Executor
+from kvtiers.model.messages import Completion, Forget, JobId, Link, Transfer
+
+logger = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 0.05  # how long a sleeping thread may miss a deadline of a waiting run
+_BUSY_SECONDS = 0.0002  # pause between polls of a store or stream that has not answered
+
+
+class ExecutorThread:
+    """Owns an executor and the one thread that advances it.
+
+    All methods are called from the worker's thread.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._wake = threading.Condition()
+        self._work = False
+        self._closing = False
+        self._links: list[Link] = []
+        self._thread = threading.Thread(target=self._run, name="kvtiers-executor", daemon=True)
+        self._thread.start()
+
+    def submit(self, transfer: Transfer, marker: Marker | None) -> None:
+        """Queue an order; see `Executor.submit`."""
+        self._executor.submit(transfer, marker)
+        self._ring()
+
+    def forget(self, forget: Forget) -> None:
+        """Queue the deletion of keys from a store."""
+        self._executor.forget(forget)
+        self._ring()
+
+    def enter(self, epoch: int) -> None:
+        """Begin a new epoch; see `Executor.enter`."""
+        self._executor.enter(epoch)
+        self._ring()
+
+    def poll(self) -> list[Completion]:
+        """Return the answers since the last call, never waiting."""
+        return self._executor.poll()
+
+    def take_links(self) -> tuple[Link, ...]:
+        """Return what each link did since the last call."""
+        with self._wake:
+            links, self._links = self._links, []
+        return tuple(links)
+
+    def wait_read(self, job_ids: Iterable[JobId], seconds: float) -> bool:
+        """Wait until offloads have read HBM, so that their blocks may be overwritten.
+
+        After `seconds`, what has not begun is dropped and only running copies are waited for.
+
+        Returns:
+            whether everything was read; False when something had to be dropped.
+        """
+        wanted = set(job_ids)
+        self._executor.fence(wanted)
+        self._ring()
+        if self._wait(lambda: not self._executor.unread(wanted), seconds):
+            return True
+        self._executor.give_up(wanted)
+        self._ring()
+        self._wait(lambda: not self._executor.unread(wanted), None)
+        return False
+
+    def wait_loaded(self, job_ids: Iterable[JobId], seconds: float | None) -> bool:
+        """Wait until reloads are settled, up to `seconds`; their own deadlines end them too."""
+        wanted = set(job_ids)
+        return self._wait(lambda: not self._executor.unloaded(wanted), seconds)
+
+    def wait_idle(self, seconds: float) -> bool:
+        """Wait until nothing is queued or running, up to `seconds`."""
+        return self._wait(lambda: self._executor.idle, seconds)
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Stop the thread and release everything; idempotent. Queued work is dropped."""
+        if self._closing:
+            return
+        self._closing = True
+        self._ring()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            logger.error("executor thread did not stop within %g s; memory is left to it", seconds)
+            return
+        self._executor.close()
+
+    # -- internals --------------------------------------------------------------------
+
+    def _ring(self) -> None:
+        with self._wake:
+            self._work = True
+            self._wake.notify_all()
+
+    def _wait(self, done: Callable[[], bool], seconds: float | None) -> bool:
+        with self._wake:
+            return self._wake.wait_for(done, seconds)
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                worked = self._executor.advance()
+            except Exception:  # thread top: the engine must not lose its cache thread
+                logger.exception("executor failed; going on")
+                worked = False
+                time.sleep(_IDLE_SECONDS)
+            self._after(worked)
+
+    def _after(self, worked: bool) -> None:
+        """Tell waiters what happened; sleep while there is nothing to do."""
+        with self._wake:
+            self._links.extend(self._executor.take_links())
+            if worked:
+                self._wake.notify_all()
+                return
+            if not self._work and not self._closing:
+                idle = self._executor.idle
+                self._wake.wait(_IDLE_SECONDS if idle else _BUSY_SECONDS)
+            self._work = False

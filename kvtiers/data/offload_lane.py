@@ -1,0 +1,167 @@
+"""Offloads and demotions: HBM -> slot, and slot -> stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from kvtiers.data.copier import Direction
+from kvtiers.data.load_lane import MAX_FRAMES_IN_STORE
+from kvtiers.data.runs import PENDING, Run
+from kvtiers.data.slot_map import SlotState
+from kvtiers.data.workshop import Workshop
+from kvtiers.model.messages import DRAM, Completion, JobId, TransferKind, UInt8s
+from kvtiers.model.outcome import Outcome
+
+
+class OffloadLane:
+    """Gathers blocks into slots, then hands frames to stores, in order of submission."""
+
+    def __init__(self, shop: Workshop, piece_nbytes: int, *, verify_dram: bool) -> None:
+        self._shop = shop
+        self._piece_nbytes = piece_nbytes
+        self._verify_dram = verify_dram
+        self._gathering: list[Run] = []
+        self._writing: list[Run] = []
+        self._epoch = 0
+        self._completions: list[Completion] = []
+
+    def __len__(self) -> int:
+        return len(self._gathering) + len(self._writing)
+
+    def accept(self, run: Run) -> None:
+        """Take an offload or a demotion in, and note which slots it will fill."""
+        if run.transfer.kind is TransferKind.DEMOTE:
+            run.dram[:] = [self._demotable(run, row) for row in range(len(run.keys))]
+            run.todo.clear()
+            self._start_writing(run)
+            return
+        self._gathering.append(run)
+        for row, key in enumerate(run.keys):
+            self._shop.slots.begin(int(run.slots[row]), key)
+
+    def enter(self, epoch: int) -> None:
+        """Void what has not begun of earlier epochs."""
+        self._epoch = epoch
+
+    def unread(self, job_ids: set[JobId]) -> bool:
+        """Whether any of the jobs has yet to read an engine block."""
+        return any(run.transfer.job_id in job_ids for run in self._gathering)
+
+    def begin_gather(self, first: set[JobId]) -> bool:
+        """Start one piece of a gather, of the jobs in `first` if any; False when all have begun."""
+        order = sorted(self._gathering, key=lambda run: run.transfer.job_id not in first)
+        return any(self._gather(run) for run in order)
+
+    def begin_write(self) -> bool:
+        """Start writing some frames; False when every store is busy or has nothing to write."""
+        return any(self._write(run, idx) for run in self._writing for idx in run.stores)
+
+    def give_up(self, job_ids: set[JobId]) -> None:
+        """Drop what the jobs have not begun to read, so that its blocks may be overwritten."""
+        for run in self._gathering:
+            if run.transfer.job_id in job_ids:
+                self._abandon(run, Outcome.TIMED_OUT)
+
+    def expire(self, now: float) -> None:
+        """Drop what has not begun in time."""
+        for run in self._gathering:
+            if now >= run.deadline_at:
+                self._abandon(run, Outcome.TIMED_OUT)
+
+    def copied(self, run: Run, rows: Sequence[int]) -> None:
+        """Note that rows have reached their slots."""
+        for row in rows:
+            self._shop.slots.landed(int(run.slots[row]), sealed=False)
+            run.dram[row] = Outcome.OK
+            if self._verify_dram:
+                self._shop.seal(run, row)
+
+    def written(
+        self, run: Run, store: int, rows: Sequence[int], outcomes: Sequence[Outcome]
+    ) -> None:
+        """Note the fate of rows that a store was given."""
+        for row, outcome in zip(rows, outcomes, strict=True):
+            run.stores[store][row] = outcome
+
+    def take_completions(self) -> Iterator[Completion]:
+        """Yield the answers of hops that are settled, and let finished runs go."""
+        for run in list(self._gathering):
+            if not (run.dram == PENDING).any():
+                self._gathering.remove(run)
+                yield self._completion(run, DRAM, run.dram, last=not self._start_writing(run))
+        for run in list(self._writing):
+            for idx, outcomes in list(run.stores.items()):
+                if not (outcomes == PENDING).any():
+                    del run.stores[idx]
+                    last = not run.stores
+                    yield self._completion(run, run.transfer.stores[idx], outcomes, last=last)
+            if not run.stores:
+                self._writing.remove(run)
+
+    # -- internals --------------------------------------------------------------------
+
+    def _demotable(self, run: Run, row: int) -> Outcome:
+        state = self._shop.slots.state(int(run.slots[row]), run.keys[row])
+        return Outcome.OK if state is SlotState.HOLDS else Outcome.STALE
+
+    def _gather(self, run: Run) -> bool:
+        if run.epoch < self._epoch:
+            self._abandon(run, Outcome.STALE)
+        rows: list[int] = []
+        room = self._piece_nbytes
+        while run.todo and room > 0:
+            rows.append(run.todo.pop())
+            room -= self._shop.formats[run.groups[rows[-1]]].payload_nbytes
+        if not rows:
+            return False
+        for row in self._shop.copy(run, rows, Direction.GATHER):
+            self._lose(run, row, Outcome.FAILED)
+        return True
+
+    def _abandon(self, run: Run, outcome: Outcome) -> None:
+        for row in run.todo:
+            self._lose(run, row, outcome)
+        run.todo.clear()
+
+    def _lose(self, run: Run, row: int, outcome: Outcome) -> None:
+        run.dram[row] = outcome
+        self._shop.slots.lost(int(run.slots[row]))
+
+    def _start_writing(self, run: Run) -> bool:
+        """Queue the store hops of a run; False when no block has a target."""
+        for idx in range(len(run.transfer.stores)):
+            wanted = (run.transfer.targets >> idx) & 1 == 1
+            if wanted.any():
+                outcomes = np.full(len(run.keys), Outcome.OK, np.uint8)  # rows without target
+                outcomes[wanted] = np.where(
+                    run.dram[wanted] == Outcome.OK, PENDING, run.dram[wanted]
+                )
+                run.stores[idx] = outcomes
+                run.writes_left[idx] = np.flatnonzero(outcomes == PENDING).tolist()
+        if run.stores:
+            self._writing.append(run)
+        return bool(run.stores)
+
+    def _write(self, run: Run, idx: int) -> bool:
+        left = run.writes_left[idx]
+        name = run.transfer.stores[idx]
+        late = run.epoch < self._epoch or self._shop.clock() >= run.deadline_at
+        if late and left:
+            run.stores[idx][left] = Outcome.STALE if run.epoch < self._epoch else Outcome.TIMED_OUT
+            left.clear()
+            return True
+        room = max(0, MAX_FRAMES_IN_STORE - self._shop.in_store(name))
+        rows = left[:room]
+        if not rows:
+            return False
+        del left[: len(rows)]
+        for row in rows:
+            self._shop.seal(run, row)
+        self._shop.store(name, run, rows, writes=True)
+        return True
+
+    def _completion(self, run: Run, hop: str, outcomes: UInt8s, *, last: bool) -> Completion:
+        job_id = run.transfer.job_id
+        return Completion(job_id, run.epoch, self._shop.rank, hop, outcomes.copy(), last)

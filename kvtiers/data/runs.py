@@ -1,0 +1,67 @@
+"""The progress of one transfer on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtiers.data.copier import Marker
+from kvtiers.model.keys import HASH_NBYTES, KEY_NBYTES, BlockKey
+from kvtiers.model.messages import NO_SLOT, Transfer, UInt8s
+
+PENDING = 255  # in an outcome column: not known yet
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One transfer under way. Columns have one row per block.
+
+    Attributes:
+        keys: of each row. groups: KV group of each row.
+        slots: where each row's frame lies or lands; a window slot while the row has one.
+        hbm, dram: outcomes of those hops, `PENDING` until known; `stores`: by store index.
+        todo: rows not begun on the present hop. ready: rows whose frame is in its slot.
+        free_window: staging slots not in use. in_flight: rows that a store is bringing.
+        writes_left: by store index, rows not yet given to it.
+        reported: whether the outcomes of a reload have been answered.
+    """
+
+    transfer: Transfer
+    marker: Marker | None
+    deadline_at: float
+    keys: list[BlockKey] = field(init=False)
+    groups: npt.NDArray[np.int64] = field(init=False)
+    slots: npt.NDArray[np.int64] = field(init=False)
+    hbm: UInt8s = field(init=False)
+    dram: UInt8s = field(init=False)
+    stores: dict[int, UInt8s] = field(init=False)
+    todo: list[int] = field(init=False)
+    ready: list[int] = field(default_factory=list)
+    free_window: list[int] = field(init=False)
+    writes_left: dict[int, list[int]] = field(default_factory=dict)
+    in_flight: set[int] = field(default_factory=set)
+    reported: bool = False
+
+    def __post_init__(self) -> None:
+        transfer = self.transfer
+        num = transfer.num_blocks
+        self.keys = transfer.block_keys()
+        raw = np.frombuffer(transfer.keys, np.uint8).reshape(num, KEY_NBYTES)
+        self.groups = raw[:, HASH_NBYTES:].copy().view(">u4").reshape(num).astype(np.int64)
+        self.slots = transfer.slots.copy()
+        self.hbm = np.full(num, PENDING, np.uint8)
+        self.dram = np.full(num, PENDING, np.uint8)
+        self.stores = {}
+        self.todo = list(range(num - 1, -1, -1))  # popped from the end: first rows first
+        self.free_window = transfer.window.tolist()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the order belongs to."""
+        return self.transfer.epoch
+
+    def staged(self, row: int) -> bool:
+        """Whether a row goes through the window, having no slot of its own."""
+        return int(self.transfer.slots[row]) == NO_SLOT

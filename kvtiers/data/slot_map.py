@@ -1,0 +1,54 @@
+"""Which key each slab slot holds, as this rank knows it: the last check before bytes are served."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from kvtiers.model.keys import BlockKey
+
+
+class SlotState(Enum):
+    """What a slot is, to someone who wants one key."""
+
+    HOLDS = "holds"  # the key's frame is complete
+    LANDING = "landing"  # the key's frame is on its way
+    OTHER = "other"  # anything else
+
+
+class SlotMap:
+    """Slot to key. A slot holds nothing from the moment its overwriting is ordered."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._held: list[BlockKey | None] = [None] * num_slots
+        self._landing: dict[int, BlockKey] = {}
+        self._sealed: set[int] = set()
+
+    def begin(self, slot: int, key: BlockKey) -> None:
+        """Note that a frame will be written into a slot."""
+        self._held[slot] = None
+        self._sealed.discard(slot)
+        self._landing[slot] = key
+
+    def landed(self, slot: int, *, sealed: bool) -> None:
+        """Note that the frame which was on its way is complete; `sealed`: so is its header."""
+        self._held[slot] = self._landing.pop(slot)
+        if sealed:
+            self._sealed.add(slot)
+
+    def lost(self, slot: int) -> None:
+        """Note that the frame which was on its way will not come."""
+        self._landing.pop(slot, None)
+
+    def state(self, slot: int, key: BlockKey) -> SlotState:
+        """Return what a slot is to someone who wants a key."""
+        if self._held[slot] == key:
+            return SlotState.HOLDS
+        return SlotState.LANDING if self._landing.get(slot) == key else SlotState.OTHER
+
+    def sealed(self, slot: int) -> bool:
+        """Whether the header of the frame in a slot has been written."""
+        return slot in self._sealed
+
+    def seal(self, slot: int) -> None:
+        """Note that the header of the frame in a slot has been written."""
+        self._sealed.add(slot)
