@@ -12,8 +12,7 @@ HFConfig = Mapping[str, Any]
 
 # Dense decoders whose feed-forward block has gate, up and down matrices.
 _GATED: Final = frozenset(
-    ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
-    + ("granite", "olmo2", "phi3", "smollm3")
+    ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite", "olmo2")
 )
 # The same with up and down only.
 _PLAIN: Final = frozenset(("gpt_neox", "nemotron", "phi", "starcoder2"))

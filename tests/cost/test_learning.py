@@ -1,0 +1,135 @@
+"""Promises of `kvtiers.cost.learning`: quick, and hard to fool."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtiers.cost.learning import LearnedSum
+
+SMALL, LARGE = (1.0, 10.0), (1.0, 1000.0)
+TRUTH = (0.01, 0.001)
+positive = st.floats(1e-6, 1e6)
+
+
+class Machine:
+    """Gives measurements of a sum of two terms, with 10 % of scatter."""
+
+    def __init__(self, truth: tuple[float, float] = TRUTH, seed: int = 0) -> None:
+        self.truth = truth
+        self.rng = np.random.default_rng(seed)
+
+    def row(self, share_of_small: float = 0.0) -> tuple[float, float]:
+        """Return features: of a small job, mostly the first term, or of a job of any size."""
+        if self.rng.random() < share_of_small:
+            return (1.0, float(self.rng.integers(1, 4)))
+        return (1.0, float(self.rng.integers(8, 1000)))
+
+    def seconds(self, row: tuple[float, float]) -> float:
+        exact = self.truth[0] * row[0] + self.truth[1] * row[1]
+        return exact * float(self.rng.lognormal(0, 0.1))
+
+    def teach(self, model: LearnedSum, times: int, share_of_small: float = 0.0) -> None:
+        for _ in range(times):
+            row = self.row(share_of_small)
+            model.observe(row, self.seconds(row))
+
+    def error(self, model: LearnedSum) -> float:
+        """Return the larger relative error, of a small and a large job."""
+        exact = [self.truth[0] * a + self.truth[1] * b for a, b in (SMALL, LARGE)]
+        found = [model.seconds(row) for row in (SMALL, LARGE)]
+        return max(abs(f / e - 1) for f, e in zip(found, exact, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("small", [0.0, 0.8])
+@pytest.mark.parametrize("seeds", [TRUTH, (0.05, 0.0002), (0.01, 1e-6), (10.0, 1.0), (1e-5, 1e-6)])
+def test_wrong_seeds_are_corrected_within_a_hundred_measurements(seeds, small, seed):
+    model, machine = LearnedSum(seeds), Machine(seed=seed)
+    machine.teach(model, 100, small)
+    assert machine.error(model) < 0.25
+
+
+@pytest.mark.parametrize("stall", [10.0, 1e4, 1e-4])
+@pytest.mark.parametrize("taught", [1, 5, 50])
+def test_one_stall_hardly_counts(taught, stall):
+    model, machine = LearnedSum(TRUTH), Machine()
+    machine.teach(model, taught)
+    before = model.seconds(LARGE)
+    model.observe(LARGE, stall * machine.seconds(LARGE))
+    ratio = model.seconds(LARGE) / before
+    allowed = 1.3 if taught < 50 else 1.1
+    assert 1 / allowed < ratio < allowed
+
+
+def test_two_stalls_in_a_row_hardly_count():
+    model, machine = LearnedSum(TRUTH), Machine()
+    machine.teach(model, 50)
+    before = model.seconds(LARGE)
+    for _ in range(2):
+        model.observe(LARGE, 100 * machine.seconds(LARGE))
+    assert model.seconds(LARGE) / before < 1.15
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("factor", [0.1, 0.25, 4.0, 8.0])
+def test_lasting_change_is_believed_after_thirty_measurements(factor, seed):
+    model, machine = LearnedSum(TRUTH), Machine(seed=seed)
+    machine.teach(model, 100, share_of_small=0.3)
+    machine.truth = (TRUTH[0] * factor, TRUTH[1] * factor)
+    machine.teach(model, 30, share_of_small=0.3)
+    assert machine.error(model) < 0.25
+
+
+def test_lasting_change_of_one_term_leaves_the_other():
+    model, machine = LearnedSum(TRUTH), Machine()
+    machine.teach(model, 100, share_of_small=0.5)
+    machine.truth = (TRUTH[0], TRUTH[1] * 5)
+    machine.teach(model, 60, share_of_small=0.5)
+    assert machine.error(model) < 0.25
+
+
+def test_a_thousand_small_jobs_leave_what_large_ones_taught():
+    model, machine = LearnedSum((0.01, 0.01)), Machine()
+    machine.teach(model, 40)
+    learnt = model.seconds(LARGE)
+    for _ in range(1000):
+        model.observe((1.0, 0.0), 0.01 * machine.rng.lognormal(0, 0.1))
+    assert model.seconds(LARGE) == pytest.approx(learnt, rel=0.1)
+
+
+@given(
+    seeds=st.tuples(positive, positive, positive),
+    jobs=st.lists(st.tuples(positive, positive, positive, positive), max_size=40),
+)
+def test_coefficients_stay_positive_and_finite(seeds, jobs):
+    model = LearnedSum(seeds)
+    for *row, seconds in jobs:
+        model.observe(row, seconds)
+    assert all(0 < c < float("inf") for c in model.coefficients)
+    assert model.num_observed == len(jobs)
+
+
+def test_absent_term_stays_absent():
+    model = LearnedSum((0.0, 1.0))
+    for _ in range(20):
+        model.observe((1.0, 1.0), 3.0)
+    assert model.coefficients[0] == 0.0
+    assert model.coefficients[1] == pytest.approx(3.0, rel=0.01)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_measurements_that_say_nothing_are_left_out(seconds):
+    model = LearnedSum(TRUTH)
+    model.observe(LARGE, seconds)
+    model.observe((0.0, 0.0), 1.0)
+    assert model.coefficients == TRUTH
+    assert model.num_observed == 0
+
+
+@pytest.mark.parametrize("seed", [-1.0, float("nan"), float("inf")])
+def test_senseless_seeds_are_refused(seed):
+    with pytest.raises(ValueError, match="finite"):
+        LearnedSum((seed,))

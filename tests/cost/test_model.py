@@ -1,0 +1,63 @@
+"""Promises of `kvtiers.cost.model`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cost.machine import BLOCK_NBYTES, BLOCK_SIZE, h100
+from kvtiers.cost.links import Links, StoreKind, read_link, reload_link
+from kvtiers.cost.model import CostModel
+from kvtiers.cost.planner import PlanPolicy, Prompt, load_seconds
+from kvtiers.model.cost_mode import CostMode
+from kvtiers.model.messages import Link
+
+
+def cost_model(mode: CostMode = CostMode.AUTO) -> CostModel:
+    links = Links.seeded({"disk": StoreKind.NVME, "shared": StoreKind.LMDB})
+    return CostModel(h100(), links, PlanPolicy(mode))
+
+
+def plan_blocks(model: CostModel, num_blocks: int, source: int) -> int:
+    prompt = Prompt(num_blocks * BLOCK_SIZE, 0, BLOCK_SIZE, BLOCK_NBYTES)
+    sources, valid = np.full(num_blocks, source, np.uint8), np.ones(num_blocks + 1, bool)
+    return model.plan(sources, valid, prompt).num_blocks
+
+
+def test_load_prediction_is_the_plan_s():
+    model = cost_model()
+    model.links.submitted(read_link("shared"), 10**9)
+    sources = np.repeat(np.array([0, 1, 2], np.uint8), [30, 20, 10])
+    expected = load_seconds(sources, BLOCK_NBYTES, model.links)[-1]
+    assert model.predict_load_seconds([30, 20, 10], BLOCK_NBYTES) == pytest.approx(expected)
+    assert model.predict_load_seconds([30], BLOCK_NBYTES) > 0
+    assert model.predict_load_seconds([0, 0, 0], BLOCK_NBYTES) == 0
+
+
+def test_slow_engine_steps_make_reload_worth_it():
+    model = cost_model()
+    assert plan_blocks(model, 512, source=1) == 0
+    for n in (512, 1024, 2048, 4096, 8192) * 4:
+        flops = model.step_flops([n], [0])
+        model.observe_step(flops, n, flops / 20e12)
+    assert plan_blocks(model, 512, source=1) == 512
+
+
+def test_slow_link_makes_recompute_worth_it():
+    model = cost_model()
+    assert plan_blocks(model, 512, source=0) == 512
+    nbytes = 512 * BLOCK_NBYTES
+    model.observe_links([Link(reload_link(), 512, nbytes, nbytes / 1e9)] * 20)
+    assert plan_blocks(model, 512, source=0) == 0
+
+
+def test_step_operations_add_up_over_requests():
+    model = cost_model()
+    flops = model.prefill.shape.prefill_flops
+    assert model.step_flops([1, 100], [500, 0]) == pytest.approx(flops(1, 500) + flops(100, 0))
+    assert model.step_flops([], []) == 0
+
+
+def test_mode_of_the_policy_counts():
+    assert plan_blocks(cost_model(CostMode.ALWAYS), 512, source=2) == 512
+    assert plan_blocks(cost_model(CostMode.NEVER), 512, source=0) == 0
