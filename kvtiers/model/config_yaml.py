@@ -59,7 +59,8 @@ class Document:
 
 def path_text(path: KeyPath) -> str:
     """Return a path as people write it: ``tiers[0].capacity``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    parts = (part if isinstance(part, int) or part.isprintable() else repr(part) for part in path)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return text.removeprefix(".")
 
 

@@ -185,6 +185,10 @@ def test_unknown_key_never_passes(key):
         assert only_problem(dram(**{key: 1})).startswith(f"1: tiers[0].{key}: unknown key; ")
 
 
+def test_problem_is_one_line_whatever_the_key_holds():
+    assert only_problem(DRAM + '"a\\nb": 1').startswith("2: 'a\\nb': unknown key")
+
+
 # What is no configuration at all
 
 
