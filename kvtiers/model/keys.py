@@ -36,14 +36,12 @@ def block_key(block_hash: bytes, group: int) -> BlockKey:
     """
     if len(block_hash) not in _ENGINE_HASH_NBYTES:
         raise ValueError(f"block hash has {len(block_hash)} bytes, expected 16 or 32")
-    if not 0 <= group < 2**32:
-        raise ValueError(f"KV group {group} is not in 0..2**32-1")
-    return BlockKey(block_hash.ljust(HASH_NBYTES, b"\0") + group.to_bytes(4, "big"))
+    return BlockKey(block_hash.ljust(HASH_NBYTES, b"\0") + _group_suffix(group))
 
 
 def block_keys(block_hashes: Iterable[bytes], group: int) -> list[BlockKey]:
     """Return the keys of many blocks of one KV group; see `block_key`."""
-    suffix = group.to_bytes(4, "big")
+    suffix = _group_suffix(group)
     keys = []
     for block_hash in block_hashes:
         if len(block_hash) == HASH_NBYTES:
@@ -51,6 +49,12 @@ def block_keys(block_hashes: Iterable[bytes], group: int) -> list[BlockKey]:
         else:
             keys.append(block_key(block_hash, group))
     return keys
+
+
+def _group_suffix(group: int) -> bytes:
+    if not 0 <= group < 2**32:
+        raise ValueError(f"KV group {group} is not in 0..2**32-1")
+    return group.to_bytes(4, "big")
 
 
 def group_of(key: BlockKey) -> int:

@@ -61,10 +61,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One layer's share of a frame's payload; it has its own checksum."""
+    """One layer's share of a frame's payload; it has its own checksum.
+
+    Attributes:
+        layer: its name. nbytes: its bytes.
+        order: the meaning of those bytes: axes with sizes, outermost first, then the bytes of
+            an element. Equal sizes in another order (HND, NHD) are other KV.
+    """
 
     layer: str
     nbytes: int
+    order: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +123,30 @@ class GroupLayout:
         """
         if not views:
             raise LayoutError(f"KV group {group} has no tensors")
+        if num_blocks < 1:
+            raise LayoutError(f"KV group {group} has {num_blocks} blocks")
         by_layer: dict[str, list[Run]] = {}
+        orders: dict[str, list[str]] = {}
         for view in views:
             for name, runs in _runs_by_layer(view, num_blocks):
                 by_layer.setdefault(name, []).extend(runs)
+                orders.setdefault(name, []).append(_payload_order(view, num_blocks))
         pages = tuple(
-            Page(name, sum(run.nbytes for run in runs)) for name, runs in by_layer.items()
+            Page(name, sum(run.nbytes for run in runs), "+".join(orders[name]))
+            for name, runs in by_layer.items()
         )
         merged = _merge(list(itertools.chain.from_iterable(by_layer.values())))
         return cls(group, num_blocks, block_size, window, dtype, pages, tuple(merged))
 
     def describe(self) -> str:
         """Return the exact byte layout as one line, for a fingerprint."""
-        pages = ",".join(f"{page.layer}:{page.nbytes}" for page in self.pages)
         runs = ",".join(f"{r.allocation}+{r.offset}*{r.block_stride}:{r.nbytes}" for r in self.runs)
-        return f"{self.dtype};{self.block_size};{self.window};{pages};{runs}"
+        return f"{self.describe_payload()};{runs}"
 
     def describe_payload(self) -> str:
         """Return what fixes the meaning of payload bytes; unlike `describe`, where they lie in
         memory does not matter, so that a pool of another size still matches."""
-        pages = ",".join(f"{page.layer}:{page.nbytes}" for page in self.pages)
+        pages = ",".join(f"{page.layer}:{page.nbytes}:{page.order}" for page in self.pages)
         return f"{self.dtype};{self.block_size};{self.window};{pages}"
 
 
@@ -155,6 +166,13 @@ class KVLayout:
         for position, group in enumerate(self.groups):
             if group.group != position:
                 raise LayoutError(f"KV group {group.group} stands at position {position}")
+            if group.num_blocks < 1:
+                raise LayoutError(f"KV group {position} has {group.num_blocks} blocks")
+            nbytes = sum(run.nbytes for run in group.runs)
+            if nbytes != group.payload_nbytes:
+                raise LayoutError(
+                    f"KV group {position}: runs of {nbytes} bytes, pages of {group.payload_nbytes}"
+                )
             for run in group.runs:
                 self._check(group, run)
 
@@ -200,6 +218,7 @@ def _runs_by_layer(view: TensorView, num_blocks: int) -> list[tuple[str, list[Ru
         raise LayoutError(
             f"{view.layer}: block dimension of {length} is no multiple of {num_blocks} blocks"
         )
+    _check_aliasing(view)
     kernel_blocks = length // num_blocks
     inner = [(kernel_blocks, stride)]
     layers = [(view.layer, 0)]
@@ -222,17 +241,34 @@ def _runs_by_layer(view: TensorView, num_blocks: int) -> list[tuple[str, list[Ru
     ]
 
 
+def _check_aliasing(view: TensorView) -> None:
+    """Refuse strides by which two elements, of one block or of two, may share an address."""
+    extent = view.itemsize
+    for step, size in sorted(zip(view.strides, view.shape, strict=True)):
+        if size > 1 and step < extent:
+            raise LayoutError(
+                f"{view.layer}: strides {view.strides} of shape {view.shape} alias one another"
+            )
+        extent += step * (size - 1)
+
+
+def _payload_order(view: TensorView, num_blocks: int) -> str:
+    """Return the axes of one block of one layer in payload order, which is address order."""
+    dims = []
+    for axis, size, step in zip(view.axes, view.shape, view.strides, strict=True):
+        count = size // num_blocks if axis is Axis.BLOCK else size
+        if axis is not Axis.LAYER and count > 1:
+            dims.append((step, f"{axis}{count}"))
+    names = [name for _, name in sorted(dims, reverse=True)]
+    return ".".join([*names, f"x{view.itemsize}"])
+
+
 def _contiguous_pieces(view: TensorView, dims: list[tuple[int, int]]) -> tuple[list[int], int]:
     """Return the contiguous pieces of one block, as offsets in address order, and their size."""
     by_stride = sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1])
     nbytes = view.itemsize
     while by_stride and by_stride[0][1] == nbytes:
         nbytes *= by_stride.pop(0)[0]
-    extent = nbytes
-    for size, step in by_stride:
-        if step < extent:
-            raise LayoutError(f"{view.layer}: strides {view.strides} alias one another")
-        extent = step * (size - 1) + extent
     num_pieces = 1
     for size, _ in by_stride:
         num_pieces *= size
