@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost.machine import BLOCK_NBYTES, BLOCK_SIZE, h100
 from kvtiers.cost.links import Links, StoreKind, read_link, reload_link
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import PlanPolicy, Prompt, load_seconds
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import Link
+
+from .machine import BLOCK_NBYTES, BLOCK_SIZE, h100
 
 
 def cost_model(mode: CostMode = CostMode.AUTO) -> CostModel:

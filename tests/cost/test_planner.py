@@ -7,17 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.machine import (
-    BLOCK_NBYTES,
-    BLOCK_SIZE,
-    DRAM_ONLY,
-    LLAMA_8B,
-    LLAMA_70B,
-    bare_link,
-    h100,
-    one_disk,
-    plan,
-)
 from kvtiers.cost.links import LinkModel, Links, StoreKind, read_link, reload_link
 from kvtiers.cost.planner import (
     PlanPolicy,
@@ -29,6 +18,18 @@ from kvtiers.cost.planner import (
 from kvtiers.cost.prefill import PrefillModel
 from kvtiers.cost.shapes import kv_nbytes_per_token, shape_from_hf_config
 from kvtiers.model.cost_mode import CostMode
+
+from .machine import (
+    BLOCK_NBYTES,
+    BLOCK_SIZE,
+    DRAM_ONLY,
+    LLAMA_8B,
+    LLAMA_70B,
+    bare_link,
+    h100,
+    one_disk,
+    plan,
+)
 
 
 @st.composite

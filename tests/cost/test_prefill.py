@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.machine import H100_FLOPS_PER_SECOND, h100
 from kvtiers.cost.prefill import FALLBACK_SHAPE, PrefillModel
+
+from .machine import H100_FLOPS_PER_SECOND, h100
 
 tokens = st.integers(0, 1_000_000)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cost.machine import LLAMA_8B, LLAMA_70B
 from kvtiers.cost.prefill import FALLBACK_SHAPE
 from kvtiers.cost.shapes import kv_nbytes_per_token, shape_from_hf_config
+
+from .machine import LLAMA_8B, LLAMA_70B
 
 
 @pytest.mark.parametrize(
