@@ -132,11 +132,13 @@ def prefix_hash_chain(
         ``len(token_ids) // block_size`` hashes of 32 bytes.
 
     Raises:
-        ValueError: block_size < 1 or a token id out of range.
+        ValueError: block_size < 1, a token id out of range, or a parent that is no hash.
         TypeError: an extra key of a type that has no canonical encoding.
     """
     if block_size < 1:
         raise ValueError(f"block_size {block_size} is not positive")
+    if parent is not None and len(parent) not in _ENGINE_HASH_NBYTES:
+        raise ValueError(f"parent hash has {len(parent)} bytes, expected 16 or 32")
     extras = b"".join(_encode_extra(key) for key in extra_keys)
     previous = parent if parent is not None else blake3(_ROOT).digest()
     hashes = []
