@@ -1,0 +1,298 @@
+"""Promises of the slab."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtiers.data.host_memory import available_memory
+from kvtiers.data.slab import PinMode, Registrar, Slab
+from kvtiers.model.errors import CapacityError, ProtocolError, TransferError
+
+PAGE = mmap.PAGESIZE
+MIB = 2**20
+
+
+class FakeRegistrar:
+    """A device driver that refuses ranges above a size, or the n-th range."""
+
+    def __init__(self, *, max_nbytes: int = 2**60, fail_on: int = 0) -> None:
+        self.held: dict[int, int] = {}
+        self.calls = 0
+        self.max_nbytes = max_nbytes
+        self.fail_on = fail_on
+
+    def register(self, address: int, nbytes: int) -> None:
+        self.calls += 1
+        if nbytes > self.max_nbytes or self.calls == self.fail_on:
+            raise OSError(12, "out of memory")
+        assert address not in self.held
+        self.held[address] = nbytes
+
+    def unregister(self, address: int) -> None:
+        del self.held[address]
+
+
+def make(registrar: Registrar | None, pin: PinMode, num_chunks: int = 4) -> Slab:
+    return Slab(4 * num_chunks, PAGE, pin=pin, registrar=registrar, pin_chunk_nbytes=4 * PAGE)
+
+
+def num_mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def mapped_nbytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+
+
+@pytest.mark.parametrize("slot_nbytes", [PAGE, 5 * PAGE, 5000])
+def test_slots_are_writable_and_apart(slot_nbytes: int) -> None:
+    slab = Slab(7, slot_nbytes, pin="off")
+    for slot in range(7):
+        view = slab.view(slot)
+        assert len(view) == slot_nbytes
+        assert bytes(view) == bytes(slot_nbytes)
+        view[:] = bytes([slot + 1]) * slot_nbytes
+    assert [set(slab.view(slot)) for slot in range(7)] == [{slot + 1} for slot in range(7)]
+    slab.close()
+
+
+def test_address_is_that_of_slot_zero_and_page_aligned() -> None:
+    slab = Slab(3, 2 * PAGE, pin="off")
+    assert slab.address % PAGE == 0
+    for slot in range(3):
+        here = np.frombuffer(slab.view(slot), np.uint8).ctypes.data
+        assert here == slab.address + slot * 2 * PAGE
+    slab.close()
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "slot_nbytes"), [(10, PAGE), (40, 1_002_240), (24, 3 * MIB + PAGE), (1, 1)]
+)
+def test_mapped_bytes_are_the_asked_ones_to_the_page(num_slots: int, slot_nbytes: int) -> None:
+    """R72: no rounding to a power of two."""
+    before = mapped_nbytes()
+    slab = Slab(num_slots, slot_nbytes, pin="off")
+    asked = num_slots * slot_nbytes
+    assert asked <= slab.nbytes < asked + PAGE
+    assert mapped_nbytes() - before <= slab.nbytes + 256 * 1024  # the interpreter's own growth
+    slab.close()
+
+
+def test_many_slots_are_one_mapping() -> None:
+    """R75: 10,000 mappings would meet vm.max_map_count."""
+    before = num_mappings()
+    slab = Slab(10_000, PAGE, pin="off")
+    for slot in range(10_000):
+        slab.view(slot)[0] = 1
+    assert num_mappings() <= before + 2
+    slab.close()
+
+
+@pytest.mark.parametrize("slot", [-1, 3, 2**40])
+def test_there_is_no_view_of_a_slot_that_is_not_there(slot: int) -> None:
+    slab = Slab(3, PAGE, pin="off")
+    with pytest.raises(TransferError, match=rf"slot {slot} is not in 0\.\.2"):
+        slab.view(slot)
+    slab.close()
+
+
+def test_close_gives_the_memory_back_and_is_idempotent() -> None:
+    before = mapped_nbytes()
+    slab = Slab(64, MIB, pin="off")
+    slab.close()
+    slab.close()
+    assert mapped_nbytes() - before < MIB
+    with pytest.raises(ProtocolError, match="closed"):
+        slab.view(0)
+
+
+def test_a_view_outlives_the_slab() -> None:
+    slab = Slab(2, PAGE, pin="off")
+    view = slab.view(1)
+    view[0] = 7
+    slab.close()
+    assert view[0] == 7
+
+
+@pytest.mark.parametrize(("num_slots", "slot_nbytes"), [(0, PAGE), (-1, PAGE), (1, 0)])
+def test_a_slab_without_room_is_refused_with_numbers(num_slots: int, slot_nbytes: int) -> None:
+    with pytest.raises(CapacityError, match=f"{num_slots} slots of {slot_nbytes} bytes"):
+        Slab(num_slots, slot_nbytes, pin="off")
+
+
+def test_no_slots_says_what_would_fit() -> None:
+    with pytest.raises(CapacityError, match=r"one slot of 4096 bytes; \d+ slots would fit"):
+        Slab(0, 4096, pin="off")
+
+
+def test_more_than_the_machine_has_is_refused_before_it_is_mapped() -> None:
+    before = mapped_nbytes()
+    with pytest.raises(CapacityError, match=r"takes \d+ bytes, but .* leaves \d+ bytes: \d+ slots"):
+        Slab(2**40, PAGE, pin="off")
+    assert mapped_nbytes() - before < MIB
+
+
+@pytest.mark.parametrize("pin", ["auto", "on"])
+def test_all_of_the_slab_is_registered_in_chunks(pin: PinMode) -> None:
+    """R69: one registration of all of it would be refused."""
+    registrar = FakeRegistrar(max_nbytes=4 * PAGE)
+    slab = Slab(17, PAGE, pin=pin, registrar=registrar, pin_chunk_nbytes=5 * PAGE - 1)
+    assert slab.pinned
+    assert sum(registrar.held.values()) == slab.nbytes
+    expected = [slab.address + start * PAGE for start in range(0, 17, 4)]
+    assert list(registrar.held) == expected
+    slab.close()
+    slab.close()
+    assert registrar.held == {}
+
+
+def test_partial_failure_unregisters_all_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    """R70: no rank is left half page-locked."""
+    registrar = FakeRegistrar(fail_on=3)
+    with caplog.at_level(logging.WARNING):
+        slab = make(registrar, "auto")
+    assert not slab.pinned
+    assert registrar.held == {}
+    assert registrar.calls == 3
+    assert len(caplog.records) == 1
+    assert f"the slab's {slab.nbytes} bytes" in caplog.text
+    slab.view(0)[:] = bytes(PAGE)  # pageable, and in use
+    slab.close()
+
+
+def test_on_fails_with_bytes_and_limit_and_leaves_nothing() -> None:
+    registrar = FakeRegistrar(fail_on=3)
+    before = mapped_nbytes()
+    with pytest.raises(CapacityError, match=rf"{16 * PAGE} bytes: .*out of memory.*limit: ") as e:
+        make(registrar, "on")
+    assert registrar.held == {}
+    assert f"{4 * PAGE} bytes at offset {8 * PAGE} were refused" in str(e.value)
+    assert mapped_nbytes() - before < MIB
+
+
+def test_ranks_that_cannot_pin_say_so_before_the_first_transfer() -> None:
+    """R70: 8 ranks, of which the fourth is refused: `pinned` tells them apart."""
+    slabs = [make(FakeRegistrar(fail_on=2 * (rank == 3)), "auto") for rank in range(8)]
+    assert [slab.pinned for slab in slabs] == [rank != 3 for rank in range(8)]
+    for slab in slabs:
+        slab.close()
+
+
+def test_a_chunk_that_cannot_be_released_does_not_keep_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Stubborn(FakeRegistrar):
+        def unregister(self, address: int) -> None:
+            super().unregister(address)
+            if len(self.held) == 2:
+                raise OSError(22, "invalid argument")
+
+    registrar = Stubborn()
+    slab = make(registrar, "on")
+    slab.close()
+    assert registrar.held == {}
+    assert "cannot unlock" in caplog.text
+
+
+def test_without_a_device_auto_is_pageable_and_silent(caplog: pytest.LogCaptureFixture) -> None:
+    slab = make(None, "auto")
+    assert not slab.pinned
+    assert not caplog.records
+    slab.close()
+
+
+def test_without_a_device_on_fails_with_the_remedy() -> None:
+    with pytest.raises(CapacityError, match=rf"{16 * PAGE} bytes: no device driver.*pin: auto"):
+        make(None, "on")
+
+
+def test_off_registers_nothing() -> None:
+    registrar = FakeRegistrar()
+    slab = make(registrar, "off")
+    assert registrar.calls == 0
+    slab.close()
+
+
+def test_unknown_pin_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="'maybe'"):
+        make(None, "maybe")  # type: ignore[arg-type]
+
+
+def write(root: Path, files: dict[str, str]) -> tuple[Path, Path]:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root / "proc", root / "cgroup"
+
+
+MEMINFO = "MemTotal:  999 kB\nMemAvailable:   1000 kB\n"
+
+
+def test_available_is_the_machines_without_a_control_group(tmp_path: Path) -> None:
+    places = write(tmp_path, {"proc/meminfo": MEMINFO})
+    found = available_memory(*places)
+    assert found is not None
+    assert found.nbytes == 1000 * 1024
+    assert "machine" in found.bound
+
+
+def test_available_is_unknown_where_nothing_says(tmp_path: Path) -> None:
+    assert available_memory(tmp_path, tmp_path) is None
+
+
+@pytest.mark.parametrize("mount", ["cgroup", "cgroup/unified"])
+def test_tightest_control_group_up_to_the_root_counts(tmp_path: Path, mount: str) -> None:
+    places = write(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/a/b\n",
+            f"{mount}/a/memory.max": "500000\n",
+            f"{mount}/a/memory.current": "300000\n",
+            f"{mount}/a/memory.stat": "anon 1\ninactive_file 100000\nactive_file 50000\n",
+            f"{mount}/a/b/memory.max": "max\n",
+            f"{mount}/a/b/memory.current": "300000\n",
+        },
+    )
+    found = available_memory(*places)
+    assert found is not None
+    assert found.nbytes == 500000 - (300000 - 150000)
+    assert "memory.max" in found.bound
+
+
+def test_version_1_control_group_counts(tmp_path: Path) -> None:
+    places = write(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "4:cpu,memory:/host/path\n1:name=systemd:/\n0::/\n",
+            "cgroup/memory/memory.limit_in_bytes": "9000",
+            "cgroup/memory/memory.usage_in_bytes": "10000",
+            "cgroup/memory/memory.stat": "total_inactive_file 500\ninactive_file 7\n",
+        },
+    )
+    found = available_memory(*places)
+    assert found is not None
+    assert found.nbytes == 0
+    assert "limit_in_bytes" in found.bound
+
+
+def test_version_1_without_a_limit_does_not_count(tmp_path: Path) -> None:
+    places = write(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "4:memory:/\n",
+            "cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
+            "cgroup/memory/memory.usage_in_bytes": "10000",
+        },
+    )
+    found = available_memory(*places)
+    assert found is not None
+    assert "machine" in found.bound
