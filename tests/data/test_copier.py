@@ -314,7 +314,10 @@ def gather(copier, shift):
 
 
 def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OPENBLAS_NUM_THREADS": "1",  # its threads come and go with a fork, and are counted here
+    }
     return subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PREAMBLE + program, *arguments],
         env=environment,
