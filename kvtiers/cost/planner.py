@@ -120,7 +120,7 @@ def plan_reload(
     auto, reason = _auto(ttft_seconds, best, most, policy.margin)
     num_blocks = auto
     if most > 0 and policy.mode is not CostMode.AUTO:
-        num_blocks = most if policy.mode is CostMode.ALWAYS else 0
+        num_blocks = 0 if policy.mode is CostMode.NEVER else most
         reason = PlanReason(policy.mode.value)
     return ReloadPlan(
         num_blocks=num_blocks,

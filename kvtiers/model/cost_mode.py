@@ -11,4 +11,4 @@ class CostMode(StrEnum):
     AUTO = "auto"  # reload as many leading blocks as the model finds fastest
     ALWAYS = "always"  # reload every leading block that exists
     NEVER = "never"  # reload nothing
-    SHADOW = "shadow"  # reload nothing, and record what AUTO would have done
+    SHADOW = "shadow"  # reload as ALWAYS does, and record what AUTO would have done

@@ -85,6 +85,8 @@ class GroupLayout:
         window: tokens that attention looks back; None for full attention.
         pages: in payload order. runs: in payload order, merged where bytes are neighbours.
         dtype: the resolved element type, as the engine names it; never "auto".
+        order: sizes and nesting of the axes within a page, as the strides tell it; it fixes
+            the meaning of the payload's bytes.
     """
 
     group: int
@@ -94,6 +96,7 @@ class GroupLayout:
     dtype: str
     pages: tuple[Page, ...]
     runs: tuple[Run, ...]
+    order: str = ""
 
     @property
     def payload_nbytes(self) -> int:
@@ -136,12 +139,8 @@ class GroupLayout:
             for name, runs in by_layer.items()
         )
         merged = _merge(list(itertools.chain.from_iterable(by_layer.values())))
-        return cls(group, num_blocks, block_size, window, dtype, pages, tuple(merged))
-
-    def describe(self) -> str:
-        """Return the exact byte layout as one line, for a fingerprint."""
-        runs = ",".join(f"{r.allocation}+{r.offset}*{r.block_stride}:{r.nbytes}" for r in self.runs)
-        return f"{self.describe_payload()};{runs}"
+        order = ",".join(dict.fromkeys(_order(view) for view in views))
+        return cls(group, num_blocks, block_size, window, dtype, pages, tuple(merged), order)
 
     def describe_payload(self) -> str:
         """Return what fixes the meaning of payload bytes; unlike `describe`, where they lie in
@@ -276,6 +275,14 @@ def _contiguous_pieces(view: TensorView, dims: list[tuple[int, int]]) -> tuple[l
         raise LayoutError(f"{view.layer}: a block lies in {num_pieces} pieces of {nbytes} bytes")
     outermost_first = [[i * step for i in range(size)] for size, step in reversed(by_stride)]
     return [sum(steps) for steps in itertools.product(*outermost_first)], nbytes
+
+
+def _order(view: TensorView) -> str:
+    """Name the axes of a block from the outermost in memory to the innermost, with sizes."""
+    dims = zip(view.strides, view.axes, view.shape, strict=True)
+    inner = [dim for dim in dims if dim[1] not in (Axis.BLOCK, Axis.LAYER) and dim[2] > 1]
+    inner.sort(key=lambda dim: -dim[0])
+    return ">".join(f"{axis.value}{size}" for _, axis, size in inner) + f"*{view.itemsize}"
 
 
 def _merge(runs: list[Run]) -> list[Run]:

@@ -142,11 +142,11 @@ class TestModes:
         assert (found.num_blocks, found.reason) == (0, PlanReason.NEVER)
         assert found.chosen_seconds == found.recompute_seconds
 
-    def test_shadow_records_what_auto_would_reload(self):
+    def test_shadow_reloads_every_hit_and_records_what_auto_would(self):
         auto = plan(512, self.fast)
         shadow = plan(512, self.fast, mode=CostMode.SHADOW)
-        assert (shadow.num_blocks, shadow.reason) == (0, PlanReason.SHADOW)
-        assert shadow.chosen_seconds == shadow.recompute_seconds
+        assert (shadow.num_blocks, shadow.reason) == (512, PlanReason.SHADOW)
+        assert shadow.chosen_seconds == shadow.reload_seconds
         assert shadow.auto_num_blocks == auto.num_blocks == 512
         assert shadow.auto_seconds == auto.chosen_seconds
 

@@ -1,0 +1,87 @@
+"""From the configuration and the engine's facts to what each plane is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kvtiers.connector.shape import EngineShape
+from kvtiers.control.settings import ControlSettings, GroupSettings, StoreSettings
+from kvtiers.cost.links import Links, StoreKind
+from kvtiers.cost.model import CostModel
+from kvtiers.cost.planner import PlanPolicy
+from kvtiers.cost.prefill import ModelShape, PrefillModel
+from kvtiers.model.config import Config
+from kvtiers.model.cost_mode import CostMode
+from kvtiers.model.errors import CapacityError, ProtocolError
+from kvtiers.model.messages import Hello
+from kvtiers.model.units import format_size
+
+_SEED_STEP_SECONDS = 0.005  # launch and sampling of one step; corrected by the first steps
+# Where the engine's model cannot be read: a linear cost only, learnt as seconds per token.
+_UNKNOWN_MODEL = ModelShape(
+    num_layers=1, num_query_heads=1, head_size=1, linear_params=1_000_000_000
+)
+
+
+def slots_for(config: Config, num_ranks: int, slot_nbytes: int) -> int:
+    """Return the slab slots of one rank.
+
+    Raises:
+        CapacityError: the tier cannot hold a single block.
+    """
+    num_slots = config.dram.capacity // num_ranks // slot_nbytes
+    if num_slots < 1:
+        raise CapacityError(
+            f"tiers[0].capacity: {format_size(config.dram.capacity)} over {num_ranks} rank(s) does "
+            f"not hold one block of {slot_nbytes} bytes; write at least "
+            f"{math.ceil(num_ranks * slot_nbytes / 2**20)}MiB"
+        )
+    return num_slots
+
+
+def control_settings(
+    config: Config, shape: EngineShape, hellos: Sequence[Hello]
+) -> ControlSettings:
+    """Return what control works with: capacities are those of the smallest rank.
+
+    Raises:
+        ProtocolError: ranks have different KV groups.
+        CapacityError: a store cannot hold a single block.
+    """
+    groups = {len(hello.payload_nbytes) for hello in hellos}
+    if groups != {len(shape.windows)}:
+        raise ProtocolError(f"ranks have {sorted(groups)} KV groups, expected {len(shape.windows)}")
+    slot_nbytes = max(hello.slot_nbytes for hello in hellos)
+    stores = []
+    for idx, store in enumerate(config.stores):
+        blocks = store.capacity // len(hellos) // slot_nbytes
+        if blocks < 1:
+            raise CapacityError(
+                f"tiers[{idx + 1}].capacity: {format_size(store.capacity)} over {len(hellos)} "
+                f"rank(s) does not hold one block of {slot_nbytes} bytes"
+            )
+        stores.append(StoreSettings(store.name, blocks, store.write, store.admit))
+    return ControlSettings(
+        num_slots=min(hello.num_slots for hello in hellos),
+        block_size=shape.block_size,
+        block_nbytes=max(sum(hello.payload_nbytes) for hello in hellos),
+        groups=tuple(GroupSettings(window) for window in shape.windows),
+        stores=tuple(stores),
+        evict=config.policy.evict,
+        high_watermark=config.dram.high_watermark,
+        low_watermark=config.dram.low_watermark,
+        reload_deadline=config.reload.deadline,
+        lookup_deadline=config.reload.lookup_deadline,
+    )
+
+
+def cost_model(config: Config, shape: EngineShape) -> CostModel:
+    """Return the cost model, seeded; measurements correct it."""
+    model = _UNKNOWN_MODEL if shape.model is None else shape.model
+    prefill = PrefillModel(
+        _SEED_STEP_SECONDS, shape.seed_flops_per_second, model, shape.max_tokens_per_step
+    )
+    links = Links.seeded({store.name: StoreKind(store.kind) for store in config.stores})
+    policy = PlanPolicy(CostMode(config.cost.mode), min(config.cost.margin, 0.99))
+    return CostModel(prefill, links, policy)

@@ -1,0 +1,76 @@
+"""Building the copying plane of one rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtiers.connector.build import slots_for
+from kvtiers.connector.worker import WorkerConnector
+from kvtiers.data.copier_host import make_host_copier
+from kvtiers.data.executor import Executor
+from kvtiers.data.executor_thread import ExecutorThread
+from kvtiers.data.key_space import KeySpace
+from kvtiers.data.memory_store import MemoryStore
+from kvtiers.data.slab import Slab
+from kvtiers.data.store import BlockStore
+from kvtiers.data.workshop import Workshop
+from kvtiers.model.config import Config
+from kvtiers.model.fingerprint import Fingerprint
+from kvtiers.model.frame import slot_nbytes_for
+from kvtiers.model.keys import Rank
+from kvtiers.model.layout import KVLayout
+from kvtiers.model.messages import Hello
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """Who a worker is, and what its blocks mean.
+
+    Attributes:
+        rank, num_ranks: its place, and how many share the configured capacities.
+        fingerprint: everything that changes the meaning of the bytes.
+    """
+
+    rank: Rank
+    num_ranks: int
+    fingerprint: Fingerprint
+
+
+def build_host_rank(
+    config: Config, layout: KVLayout, bases: Sequence[int], facts: RankFacts
+) -> WorkerConnector:
+    """Build slab, host copier, stores and executor for KV tensors in host memory.
+
+    Args:
+        bases: address of each of the layout's allocations. The engine owns that memory, and
+            must keep it until `WorkerConnector.close`.
+
+    Raises:
+        CapacityError: a tier cannot hold one block, or the machine lacks the memory.
+    """
+    slot_nbytes = slot_nbytes_for(layout.groups)
+    num_slots = slots_for(config, facts.num_ranks, slot_nbytes)
+    slab = Slab(num_slots, slot_nbytes, pin=config.dram.pin)
+    threads = config.copying.num_threads(len(os.sched_getaffinity(0)))
+    copier = make_host_copier(layout, bases, slab, threads, config.copying.native)
+    stores: dict[str, BlockStore] = {
+        store.name: MemoryStore(slab, store.capacity // facts.num_ranks) for store in config.stores
+    }
+    key_space = KeySpace(facts.fingerprint.digest, facts.rank)
+    shop = Workshop(slab, copier, layout, key_space, stores, facts.rank)
+    executor = Executor(shop, verify_dram=config.integrity == "all")
+    hello = Hello(
+        rank=facts.rank,
+        fingerprint=facts.fingerprint.digest,
+        num_slots=num_slots,
+        slot_nbytes=slot_nbytes,
+        payload_nbytes=tuple(group.payload_nbytes for group in layout.groups),
+        pinned=slab.pinned,
+    )
+    logger.info("slab of %d slots of %d bytes, %d copy threads", num_slots, slot_nbytes, threads)
+    return WorkerConnector(hello, ExecutorThread(executor), copier.mark)

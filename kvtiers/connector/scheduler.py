@@ -1,0 +1,388 @@
+"""The engine-neutral interface, on the scheduler's side."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvtiers.connector.build import control_settings, cost_model
+from kvtiers.connector.requests import RequestState
+from kvtiers.connector.shape import EngineShape
+from kvtiers.control.controller import Answer, Controller, LoadDone
+from kvtiers.control.reload import ABSENT, LoadRequest
+from kvtiers.model.config import Config
+from kvtiers.model.errors import ProtocolError
+from kvtiers.model.messages import DRAM, Hello, JobId, StepOrders, WorkerReport
+from kvtiers.model.outcome import Outcome
+from kvtiers.observe.decisions import Decision, DecisionLog, DecisionOutcome
+from kvtiers.observe.metrics import (
+    BYTES_COPIED,
+    COPY_SECONDS,
+    HIT_TOKENS,
+    LOOKUP_TOKENS,
+    PINNED_BLOCKS,
+    REQUESTS,
+    TIER_BLOCKS,
+    TIER_CAPACITY_BLOCKS,
+    TOKENS_RELOADED,
+    Counters,
+    Snapshot,
+)
+
+logger = logging.getLogger(__name__)
+
+BlockIds = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """How much of a request can be reloaded.
+
+    Attributes:
+        num_tokens: beyond the engine's own; None means "ask again".
+        asynchronous: load between steps; else within the step that computes the rest.
+    """
+
+    num_tokens: int | None
+    asynchronous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the engine is about to run.
+
+    Attributes:
+        num_computed_tokens: request id to tokens computed once this step is done, for every
+            request in it.
+        overwritten: engine blocks that the step fills.
+        preempted: requests that lost their blocks since the last step.
+        block_ids: gives a scheduled request's engine blocks, per KV group; it may be slow, and
+            is only called for requests that completed a block.
+        num_scheduled_tokens: tokens in the step.
+    """
+
+    num_computed_tokens: dict[str, int]
+    overwritten: Iterable[int]
+    preempted: Iterable[str]
+    block_ids: Callable[[str], BlockIds]
+    num_scheduled_tokens: int
+
+
+class SchedulerConnector:
+    """One per engine, in the scheduler's process; every method is called on its thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        shape: EngineShape,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.shape = shape
+        self.counters = Counters()
+        self.decisions = DecisionLog(path=config.cost.decision_log)
+        self.decisions.open()
+        self._clock = clock
+        self._controller: Controller | None = None
+        self._requests: dict[str, RequestState] = {}
+        self._sync: list[JobId] = []
+        self._filled: list[int] = []
+
+    # -- start ------------------------------------------------------------------------
+
+    def connect(self, hellos: Sequence[Hello]) -> None:
+        """Take in what the ranks said, and build the controller.
+
+        Raises:
+            ProtocolError: a rank is missing, or ranks disagree on what must be equal.
+        """
+        if len(hellos) != self.shape.num_ranks:
+            raise ProtocolError(f"{len(hellos)} ranks said hello, expected {self.shape.num_ranks}")
+        settings = control_settings(self.config, self.shape, hellos)
+        cost = cost_model(self.config, self.shape)
+        ranks = [hello.rank for hello in hellos]
+        self._controller = Controller(settings, ranks, cost, self.counters)
+        logger.info(
+            "DRAM tier: %d blocks of %d tokens on %d rank(s), %.2f GiB in all",
+            settings.num_slots,
+            settings.block_size,
+            len(hellos),
+            sum(hello.num_slots * hello.slot_nbytes for hello in hellos) / 2**30,
+        )
+
+    @property
+    def controller(self) -> Controller:
+        """The controller.
+
+        Raises:
+            ProtocolError: `connect` was not called.
+        """
+        if self._controller is None:
+            raise ProtocolError("the ranks have not said hello yet")
+        return self._controller
+
+    # -- what happens to a request ----------------------------------------------------
+
+    def arrived(self, request_id: str, hashes: Sequence[bytes]) -> None:
+        """Note a new request, long before its admission."""
+        self._state(request_id, hashes)
+
+    def reloadable(
+        self, request_id: str, hashes: Sequence[bytes], num_tokens: int, num_local_tokens: int
+    ) -> Reload:
+        """Answer how many tokens beyond the engine's own can be reloaded; a question.
+
+        Args:
+            hashes: of all full blocks whose tokens are known.
+            num_tokens: known ones: prompt and output.
+            num_local_tokens: tokens that the engine has in HBM, a multiple of the block size.
+        """
+        state = self._state(request_id, hashes)
+        state.derive_keys(self.shape.hashes_per_block)
+        start = num_local_tokens // self.shape.block_size
+        answer = self.controller.plan(request_id, state.keys, start, num_tokens, self._clock())
+        if answer.num_blocks is None:
+            return Reload(None, asynchronous=False)
+        state.answer = answer
+        state.num_asked = num_tokens - num_local_tokens
+        state.sources = self._tokens_by_tier(answer, answer.num_blocks)
+        if answer.num_blocks == 0:
+            return Reload(0, asynchronous=False)
+        asynchronous = not self._may_load_in_step(answer)
+        return Reload(answer.num_blocks * self.shape.block_size, asynchronous)
+
+    def allocated(
+        self, request_id: str, block_ids: BlockIds, num_local_tokens: int, load: Reload
+    ) -> None:
+        """Note an admission; start the reload of blocks that the engine has made room for.
+
+        Args:
+            block_ids: per KV group, from token 0; -1 where the engine keeps no block.
+            num_local_tokens: as in `reloadable`.
+            load: what the engine took of the answer; 0 tokens start nothing.
+
+        Raises:
+            ProtocolError: the engine took what was never offered.
+        """
+        state = self._requests.get(request_id)
+        if state is None:
+            raise ProtocolError(f"request {request_id!r} was allocated blocks but never looked up")
+        answer, state.answer = state.answer, None
+        if answer is not None:
+            self._record(state, answer)
+        if not load.num_tokens:
+            return
+        if answer is None or load.num_tokens > (answer.num_blocks or 0) * self.shape.block_size:
+            raise ProtocolError(
+                f"request {request_id!r} takes {load.num_tokens} tokens, not offered"
+            )
+        start = num_local_tokens // self.shape.block_size
+        num_blocks = load.num_tokens // self.shape.block_size
+        job_id = self.controller.allocated(
+            LoadRequest(request_id, state.keys, block_ids, start, num_blocks), self._clock()
+        )
+        if not load.asynchronous:
+            self._sync.append(job_id)
+        for group in block_ids:
+            self._filled += group[start : start + num_blocks]
+
+    def finished(self, request_id: str, block_ids: BlockIds) -> None:
+        """Note the end of a request, before its blocks are freed; lazy offload happens here.
+
+        Args:
+            block_ids: per KV group; empty after a preemption.
+        """
+        state = self._requests.pop(request_id, None)
+        if state is None:
+            return
+        if any(block_ids):
+            state.block_ids = [list(group) for group in block_ids]
+            self._offer(state)
+        self.controller.finished(request_id)
+
+    # -- once per step ----------------------------------------------------------------
+
+    def schedule(self, step: Step) -> StepOrders:
+        """Return what the ranks have to do around the engine's next step."""
+        controller = self.controller
+        for request_id in step.preempted:
+            state = self._requests.get(request_id)
+            if state is not None:
+                self._offer(state)
+                state.lose_blocks()
+                controller.preempted(request_id)
+        controller.hold_before()
+        controller.overwritten(step.overwritten)
+        controller.overwritten(self._filled)
+        self._filled = []
+        for request_id, num_computed in step.num_computed_tokens.items():
+            self._computed(request_id, num_computed, step.block_ids)
+        sync, self._sync = self._sync, []
+        return controller.take_orders(step.num_scheduled_tokens, sync, self._clock())
+
+    def reported(self, report: WorkerReport) -> list[LoadDone]:
+        """Take in what the ranks answered; returns the reloads that are complete."""
+        done = []
+        now = self._clock()
+        for completion in report.completions:
+            if completion.hop == DRAM and (completion.outcomes != Outcome.OK).any():
+                self._rewind()
+            load = self.controller.completed(completion, now)
+            if load is not None:
+                self._loaded(load)
+                done.append(load)
+        self.controller.cost.observe_links(report.links)
+        for link in report.links:
+            self.counters.add(BYTES_COPIED, (link.name,), link.nbytes)
+            self.counters.add(COPY_SECONDS, (link.name,), link.seconds)
+        return done
+
+    def step_took(
+        self, num_new_tokens: Sequence[int], num_context_tokens: Sequence[int], seconds: float
+    ) -> None:
+        """Learn the engine's speed from one of its steps.
+
+        Args:
+            num_new_tokens, num_context_tokens: per request in the step.
+        """
+        if num_new_tokens:
+            cost = self.controller.cost
+            flops = cost.step_flops(num_new_tokens, num_context_tokens)
+            cost.observe_step(flops, sum(num_new_tokens), seconds)
+
+    def reset(self) -> None:
+        """Serve nothing that was stored before; reloads under way come back as failed."""
+        self.controller.reset()
+        self._rewind()
+
+    @property
+    def busy(self) -> bool:
+        """Whether ranks have yet to answer something."""
+        return self._controller is not None and self._controller.busy
+
+    def drain_counters(self) -> Snapshot:
+        """Return what was counted since the last call, gauges as they are now."""
+        if self._controller is not None:
+            for name, (blocks, capacity) in self._controller.usage().items():
+                self.counters.set(TIER_BLOCKS, (name,), blocks)
+                self.counters.set(TIER_CAPACITY_BLOCKS, (name,), capacity)
+            self.counters.set(PINNED_BLOCKS, (), self._controller.dram.num_pins)
+        return self.counters.drain()
+
+    def sources(self, request_id: str) -> dict[str, int]:
+        """Return the tokens of a request's last reload by tier name."""
+        state = self._requests.get(request_id)
+        return {} if state is None else dict(state.sources)
+
+    def close(self) -> None:
+        """Close the decision log."""
+        self.decisions.close()
+
+    # -- internals --------------------------------------------------------------------
+
+    def _state(self, request_id: str, hashes: Sequence[bytes]) -> RequestState:
+        state = self._requests.get(request_id)
+        if state is None:
+            state = RequestState.new(request_id, hashes, len(self.shape.windows))
+            self._requests[request_id] = state
+        state.hashes = hashes
+        return state
+
+    def _computed(
+        self, request_id: str, num_computed: int, block_ids: Callable[[str], BlockIds]
+    ) -> None:
+        """Offer the blocks that this step completes, and those refused before."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return
+        state.derive_keys(self.shape.hashes_per_block)
+        state.num_full = min(num_computed // self.shape.block_size, len(state.keys[0]))
+        if min(state.num_offered) >= state.num_full:
+            return
+        if min(map(len, state.block_ids)) < state.num_full:
+            state.block_ids = [list(group) for group in block_ids(request_id)]
+        if self.config.policy.offload == "eager":
+            self._offer(state)
+
+    def _offer(self, state: RequestState) -> None:
+        for group, keys in enumerate(state.keys):
+            first = state.num_offered[group]
+            end = min(state.num_full, len(state.block_ids[group]), len(keys))
+            if first < end:
+                taken = self.controller.computed(keys, state.block_ids[group], first, end)
+                state.num_offered[group] = taken
+
+    def _may_load_in_step(self, answer: Answer) -> bool:
+        """Whether a reload is quick and cannot fail for reasons of its medium."""
+        sources = answer.match.sources[:, : answer.num_blocks]
+        if not self.shape.cuts_loads or self.config.integrity == "all":
+            return False
+        if ((sources != 0) & (sources != ABSENT)).any():
+            return False
+        cost = self.controller.cost
+        nbytes = self.controller.settings.block_nbytes
+        seconds = cost.predict_load_seconds([answer.num_blocks or 0], nbytes)
+        return seconds < self.config.reload.sync_below
+
+    def _tokens_by_tier(self, answer: Answer, num_blocks: int) -> dict[str, int]:
+        """Attribute each of the first blocks to the slowest tier that it needs."""
+        names = (DRAM, *(store.name for store in self.config.stores))
+        known = answer.match.sources[:, :num_blocks]
+        slowest = (known * (known != ABSENT)).max(axis=0) if num_blocks else []
+        tokens: dict[str, int] = {}
+        for source in slowest:
+            name = names[int(source)]
+            tokens[name] = tokens.get(name, 0) + self.shape.block_size
+        return tokens
+
+    def _record(self, state: RequestState, answer: Answer) -> None:
+        """Log the decision behind an admission."""
+        plan, match = answer.plan, answer.match
+        num_hit = match.num_blocks
+        self.counters.add(LOOKUP_TOKENS, (), state.num_asked)
+        for name, tokens in self._tokens_by_tier(answer, num_hit).items():
+            self.counters.add(HIT_TOKENS, (name,), tokens)
+        if plan is None:
+            return
+        self.counters.add(REQUESTS, ("reload" if answer.num_blocks else "recompute",))
+        block_size = self.shape.block_size
+        hits = {n: t // block_size for n, t in self._tokens_by_tier(answer, num_hit).items()}
+        predicted = {
+            "reload": plan.reload_seconds,
+            "recompute": plan.recompute_seconds,
+            "chosen": plan.chosen_seconds,
+            "auto": plan.auto_seconds,
+        }
+        self.decisions.record(
+            Decision(
+                time=self._clock(),
+                request_id=state.request_id,
+                epoch=self.controller.epoch,
+                num_tokens=state.num_asked + match.start * block_size,
+                num_local_tokens=match.start * block_size,
+                num_hit_blocks=hits,
+                predicted_seconds=predicted,
+                num_chosen_blocks=answer.num_blocks or 0,
+                mode=self.config.cost.mode,
+                reason=plan.reason.value,
+            )
+        )
+        if not answer.num_blocks:
+            self.decisions.finish(state.request_id, DecisionOutcome(0, 0))
+
+    def _loaded(self, load: LoadDone) -> None:
+        outcome = DecisionOutcome(load.num_loaded, load.num_failed, load.seconds)
+        self.decisions.finish(load.request_id, outcome)
+        state = self._requests.get(load.request_id)
+        if load.num_failed:
+            self._rewind()
+        elif state is not None:
+            for name, tokens in state.sources.items():
+                self.counters.add(TOKENS_RELOADED, (name,), tokens)
+
+    def _rewind(self) -> None:
+        """Offer all blocks of all live requests again: what DRAM has is not copied twice."""
+        for state in self._requests.values():
+            state.rewind()

@@ -1,0 +1,33 @@
+"""What an engine tells kvtiers about itself, before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtiers.cost.prefill import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """The facts that both planes are built on.
+
+    Attributes:
+        block_size: tokens per block. hashes_per_block: the engine's hashes per block; the
+            last of them names the block.
+        windows: per KV group, tokens that attention looks back, None for full attention.
+        num_ranks: workers that hold a share of every block.
+        model: what a token costs to compute; None where it cannot be told.
+        max_tokens_per_step: the engine's token budget.
+        seed_flops_per_second: the engine's speed, until steps have been measured.
+        cuts_loads: whether the engine can keep the blocks before a failed one. One that cannot
+            recomputes the whole request, and must not be given synchronous loads.
+    """
+
+    block_size: int
+    windows: tuple[int | None, ...]
+    num_ranks: int
+    model: ModelShape | None
+    max_tokens_per_step: int
+    seed_flops_per_second: float
+    hashes_per_block: int = 1
+    cuts_loads: bool = True

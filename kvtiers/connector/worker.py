@@ -1,0 +1,196 @@
+"""The engine-neutral interface, on the worker's side."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtiers.data.copier import Marker
+from kvtiers.data.executor_thread import ExecutorThread
+from kvtiers.model.messages import (
+    DRAM,
+    HBM,
+    Completion,
+    Hello,
+    JobId,
+    StepOrders,
+    Transfer,
+    TransferKind,
+    WorkerReport,
+)
+from kvtiers.model.outcome import Outcome
+
+logger = logging.getLogger(__name__)
+
+FENCE_SECONDS = 5.0  # then what was not read is dropped: the engine does not wait for a cache
+IDLE_WAIT_SECONDS = 0.002  # an idle engine may wait for a load instead of spinning
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Reloads that this rank has settled.
+
+    Attributes:
+        request_ids: whose asynchronous reload is over, well or badly, each exactly once.
+        failed_requests: those of them with a failed block.
+        failed_blocks: engine blocks that must be computed, of all reloads.
+    """
+
+    request_ids: frozenset[str] = frozenset()
+    failed_requests: frozenset[str] = frozenset()
+    failed_blocks: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Reloads by job, and what has been learnt since the last `take_loaded`."""
+
+    transfers: dict[JobId, Transfer] = field(default_factory=dict)
+    request_ids: set[str] = field(default_factory=set)
+    failed_requests: set[str] = field(default_factory=set)
+    failed_blocks: set[int] = field(default_factory=set)
+
+
+class WorkerConnector:
+    """One per rank; every method is called on the worker's own thread.
+
+    The order in a step: `begin_step`, `load_in_step`, the forward pass, `end_step`,
+    `take_loaded`, `take_report`.
+    """
+
+    def __init__(
+        self, hello: Hello, executor: ExecutorThread, mark: Callable[[], Marker | None]
+    ) -> None:
+        self.hello = hello
+        self._executor = executor
+        self._mark = mark
+        self._step = 0
+        self._orders: StepOrders | None = None
+        self._pending = _Pending()
+        self._sync: set[JobId] = set()
+        self._sync_failed = False
+        self._completions: list[Completion] = []
+        self._counters: dict[str, int] = {}
+
+    def begin_step(self, orders: StepOrders) -> None:
+        """Take the step's orders in, once, before the forward pass.
+
+        Whatever this step overwrites has been read when this returns.
+        """
+        if orders.step <= self._step:
+            return
+        self._step = orders.step
+        self._orders = orders
+        self._sync = set(orders.sync_loads)
+        self._sync_failed = False
+        self._executor.enter(orders.epoch)
+        for forget in orders.forgets:
+            self._executor.forget(forget)
+        marker = self._mark()
+        reads = [t for t in orders.before if t.kind is not TransferKind.RELOAD]
+        for transfer in reads:
+            self._executor.submit(transfer, marker)
+        if orders.fences and not self._executor.wait_read(orders.fences, FENCE_SECONDS):
+            logger.warning("offloads %s were not read in time and dropped", orders.fences)
+            self._count("fences_missed")
+        for transfer in orders.before:
+            if transfer.kind is TransferKind.RELOAD:
+                self._pending.transfers[transfer.job_id] = transfer
+                self._executor.submit(transfer, marker)
+
+    def load_in_step(self) -> None:
+        """Wait for the reloads that the coming forward pass reads."""
+        if self._sync:
+            self._executor.wait_loaded(self._sync, None)
+            self._collect()
+
+    def end_step(self) -> None:
+        """Offload what the forward pass filled; it has been queued on the engine's device."""
+        orders, self._orders = self._orders, None
+        if orders is None:
+            return
+        marker = self._mark()
+        for transfer in orders.after:
+            if self._sync_failed:
+                self._refuse(transfer)  # computed on top of blocks that never came
+            else:
+                self._executor.submit(transfer, marker)
+        if not orders.num_scheduled_tokens and self._pending.transfers:
+            self._executor.wait_loaded(self._pending.transfers, IDLE_WAIT_SECONDS)
+        elif not orders.num_scheduled_tokens:
+            self._executor.wait_idle(IDLE_WAIT_SECONDS)
+
+    def take_loaded(self) -> Loaded:
+        """Return the reloads that were settled since the last call."""
+        self._collect()
+        pending = self._pending
+        loaded = Loaded(
+            frozenset(pending.request_ids),
+            frozenset(pending.failed_requests),
+            frozenset(pending.failed_blocks),
+        )
+        self._pending = _Pending(transfers=pending.transfers)
+        return loaded
+
+    def take_report(self) -> WorkerReport | None:
+        """Return the answers for control since the last call, None when there are none."""
+        self._collect()
+        links = self._executor.take_links()
+        if not self._completions and not links and not self._counters:
+            return None
+        report = WorkerReport(tuple(self._completions), links, self._counters)
+        self._completions, self._counters = [], {}
+        return report
+
+    def close(self) -> None:
+        """Stop the executor and release all memory; idempotent."""
+        self._executor.close()
+
+    # -- internals --------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        for completion in self._executor.poll():
+            self._completions.append(completion)
+            if completion.hop == HBM:
+                self._settle(completion)
+
+    def _settle(self, completion: Completion) -> None:
+        transfer = self._pending.transfers.pop(completion.job_id)
+        failed = np.flatnonzero(completion.outcomes != Outcome.OK)
+        synchronous = completion.job_id in self._sync
+        if not synchronous:
+            self._pending.request_ids.add(transfer.request_id)
+        if not len(failed):
+            return
+        self._sync_failed |= synchronous
+        self._pending.failed_blocks.update(transfer.block_ids[failed].tolist())
+        self._pending.failed_requests.add(transfer.request_id)
+        worst = Outcome(int(completion.outcomes[failed].max()))
+        logger.warning(
+            "request %s: %d of %d blocks were not reloaded (%s); they are computed instead",
+            transfer.request_id,
+            len(failed),
+            transfer.num_blocks,
+            worst.name,
+        )
+
+    def _refuse(self, transfer: Transfer) -> None:
+        """Answer an offload without running it."""
+        outcomes = np.full(transfer.num_blocks, Outcome.FAILED, np.uint8)
+        hops: Sequence[str] = [DRAM] + [
+            name
+            for idx, name in enumerate(transfer.stores)
+            if ((transfer.targets >> idx) & 1 == 1).any()
+        ]
+        for hop in hops:
+            self._completions.append(
+                Completion(
+                    transfer.job_id, transfer.epoch, self.hello.rank, hop, outcomes, hop == hops[-1]
+                )
+            )
+
+    def _count(self, name: str) -> None:
+        self._counters[name] = self._counters.get(name, 0) + 1

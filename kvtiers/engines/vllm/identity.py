@@ -1,0 +1,108 @@
+"""The fingerprint of a vLLM engine, and what its model costs to compute."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+from blake3 import blake3
+
+from kvtiers.connector.shape import EngineShape
+from kvtiers.cost.shapes import shape_from_hf_config
+from kvtiers.engines.vllm.layout import window_of
+from kvtiers.engines.vllm.support import check_groups
+from kvtiers.model.errors import UnsupportedEngineError
+from kvtiers.model.fingerprint import Fingerprint, Scalar
+from kvtiers.model.frame import VERSION
+from kvtiers.model.layout import KVLayout
+
+logger = logging.getLogger(__name__)
+
+_WEIGHT_HEADER_NBYTES: Final = 1 << 20
+_WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".gguf")
+# Until steps have been measured: a fast GPU at half its peak, one CPU core with AVX-512.
+_SEED_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
+
+
+def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
+    """Return everything that changes the meaning of this engine's KV bytes."""
+    model = vllm_config.model_config
+    cache = vllm_config.cache_config
+    parallel = vllm_config.parallel_config
+    facts: dict[str, Scalar] = {
+        "frame": VERSION,
+        "engine": "vllm",
+        "model": str(model.model),
+        "revision": str(model.revision),
+        "weights": weights_digest(Path(str(model.model))),
+        "hf_config": _digest(_plain(model.hf_config.to_dict())),
+        "hf_overrides": _digest(repr(getattr(model, "hf_overrides", None))),
+        "model_dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "hash_algorithm": str(cache.prefix_caching_hash_algo),
+        "tensor_parallel_size": int(parallel.tensor_parallel_size),
+        "pipeline_parallel_size": int(parallel.pipeline_parallel_size),
+        "lora": _digest(repr(vllm_config.lora_config)),
+    }
+    for group in layout.groups:
+        facts[f"group{group.group}"] = group.describe_payload()
+    return Fingerprint.of(facts)
+
+
+def engine_shape(vllm_config: Any, kv_cache_config: Any) -> EngineShape:
+    """Return what kvtiers must know of an engine before its ranks say hello.
+
+    Raises:
+        UnsupportedEngineError: the block hashes cannot name the blocks.
+    """
+    block_size = check_groups(kv_cache_config)
+    hash_size = int(getattr(kv_cache_config, "hash_block_size", None) or block_size)
+    if block_size % hash_size:
+        raise UnsupportedEngineError(
+            f"block hashes cover {hash_size} tokens, blocks {block_size}; not a whole number"
+        )
+    seed = shape_from_hf_config(vllm_config.model_config.hf_text_config.to_dict())
+    if seed.note:
+        logger.info("cost model: %s", seed.note)
+    device = vllm_config.device_config.device_type
+    parallel = vllm_config.parallel_config
+    num_ranks = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
+    groups = kv_cache_config.kv_cache_groups
+    return EngineShape(
+        block_size=block_size,
+        windows=tuple(window_of(group) for group in groups),
+        num_ranks=num_ranks,
+        model=seed.shape,
+        max_tokens_per_step=int(vllm_config.scheduler_config.max_num_batched_tokens),
+        seed_flops_per_second=_SEED_FLOPS.get(device, _SEED_FLOPS["cuda"]) * num_ranks,
+        hashes_per_block=block_size // hash_size,
+        cuts_loads=len(groups) == 1,
+    )
+
+
+def weights_digest(folder: Path) -> str:
+    """Return a digest of a local model's weights: headers, sizes and times of its files.
+
+    "unresolved" where the model is not a local folder; then its revision must tell.
+    """
+    if not folder.is_dir():
+        return "unresolved"
+    digest = blake3()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _WEIGHT_SUFFIXES or path.name == "config.json":
+            stat = path.stat()
+            digest.update(f"{path.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(_WEIGHT_HEADER_NBYTES))
+    return digest.hexdigest()
+
+
+def _plain(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _digest(text: str) -> str:
+    return blake3(text.encode()).hexdigest()

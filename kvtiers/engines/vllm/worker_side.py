@@ -1,0 +1,89 @@
+"""vLLM's worker hooks in terms of the engine-neutral connector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+from kvtiers.connector.rank import RankFacts, build_host_rank
+from kvtiers.connector.worker import Loaded, WorkerConnector
+from kvtiers.engines.vllm.identity import engine_fingerprint
+from kvtiers.engines.vllm.layout import layout_of
+from kvtiers.engines.vllm.metadata import KVTiersHandshake, KVTiersMetadata, KVTiersWorkerMetadata
+from kvtiers.engines.vllm.support import check_groups
+from kvtiers.model.config import Config
+from kvtiers.model.errors import ProtocolError, UnsupportedEngineError
+from kvtiers.model.keys import Rank
+
+
+class WorkerSide:
+    """One per rank."""
+
+    def __init__(self, config: Config, vllm_config: Any, kv_cache_config: Any) -> None:
+        check_groups(kv_cache_config)
+        self._config = config
+        self._vllm_config = vllm_config
+        self._kv_cache_config = kv_cache_config
+        self._connector: WorkerConnector | None = None
+        self._kv_caches: dict[str, Any] = {}
+        self._failed_blocks: set[int] = set()
+
+    @property
+    def connector(self) -> WorkerConnector:
+        """The engine-neutral connector.
+
+        Raises:
+            ProtocolError: vLLM has not registered its KV tensors yet.
+        """
+        if self._connector is None:
+            raise ProtocolError("vLLM has not registered its KV caches")
+        return self._connector
+
+    def register(self, kv_caches: dict[str, Any]) -> None:
+        """Handle `register_kv_caches`: build slab, copier and executor."""
+        devices = {tensor.device.type for tensor in kv_caches.values()}
+        if devices != {"cpu"}:
+            raise UnsupportedEngineError(
+                f"KV tensors on {', '.join(sorted(devices))}; this version of kvtiers serves vLLM "
+                "on the CPU only, GPU copiers are the next step"
+            )
+        self._kv_caches = dict(kv_caches)  # the memory must outlive the copier
+        layout, bases = layout_of(self._kv_cache_config, kv_caches)
+        parallel = self._vllm_config.parallel_config
+        facts = RankFacts(
+            rank=Rank(tensor=get_tensor_model_parallel_rank()),
+            num_ranks=int(parallel.tensor_parallel_size),
+            fingerprint=engine_fingerprint(self._vllm_config, layout),
+        )
+        self._connector = build_host_rank(self._config, layout, bases, facts)
+
+    def handshake(self) -> KVTiersHandshake:
+        """Handle `get_handshake_metadata`."""
+        return KVTiersHandshake(self.connector.hello)
+
+    def begin_step(self, meta: KVTiersMetadata) -> None:
+        """Take a step's orders in, before anything is overwritten."""
+        self.connector.begin_step(meta.orders)
+
+    def take_loaded(self) -> Loaded:
+        """Return the settled reloads, and keep their failed blocks for the next question."""
+        loaded = self.connector.take_loaded()
+        self._failed_blocks |= loaded.failed_blocks
+        return loaded
+
+    def take_failed_blocks(self) -> set[int]:
+        """Handle `get_block_ids_with_load_errors`."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def worker_meta(self) -> KVTiersWorkerMetadata | None:
+        """Handle `build_connector_worker_meta`."""
+        report = self.connector.take_report()
+        return None if report is None else KVTiersWorkerMetadata(report)
+
+    def close(self) -> None:
+        """Stop copying, then let go of vLLM's tensors."""
+        if self._connector is not None:
+            self._connector.close()
+        self._kv_caches = {}
