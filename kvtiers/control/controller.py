@@ -16,7 +16,7 @@ from kvtiers.control.presence import PresenceTable
 from kvtiers.control.reload import ABSENT, LoadRequest, Match, ReloadDesk
 from kvtiers.control.settings import ControlSettings
 from kvtiers.control.tier import Tier
-from kvtiers.cost.links import offload_link, reload_link
+from kvtiers.cost.links import offload_link, read_link, reload_link
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt, ReloadPlan
 from kvtiers.model.keys import BlockKey, Rank, pack_keys
@@ -172,8 +172,8 @@ class Controller:
         """Start the reload of blocks that the engine has made room for."""
         self._asked.pop(load.request_id, None)
         job = self._reloads.start(load, self.epoch, now)
-        nbytes = self.settings.block_nbytes * len(job.rows)
-        self.cost.links.submitted(reload_link(), nbytes)
+        for link, nbytes in self._read_nbytes(job).items():
+            self.cost.links.submitted(link, nbytes)
         return job.job_id
 
     def overwritten(self, block_ids: Iterable[int]) -> None:
@@ -308,8 +308,18 @@ class Controller:
         num_loaded, num_failed = self._reloads.settle(job, outcomes)
         if num_failed:
             self._barred.add(job.request_id)  # until it is preempted or ends: it must not loop
-        self.cost.links.done(reload_link(), self.settings.block_nbytes * len(job.rows))
+        for link, nbytes in self._read_nbytes(job).items():
+            self.cost.links.done(link, nbytes)
         return LoadDone(job.request_id, num_loaded, num_failed, now - job.started)
+
+    def _read_nbytes(self, job: Job) -> dict[str, int]:
+        """Return the bytes that a reload queues on each link."""
+        nbytes = {reload_link(): self.settings.block_nbytes * len(job.rows)}
+        for row in job.rows:
+            if row.source:
+                link = read_link(self.settings.stores[row.source - 1].name)
+                nbytes[link] = nbytes.get(link, 0) + self.settings.block_nbytes
+        return nbytes
 
     def _forgets(self) -> list[Forget]:
         """Return the keys that private stores must drop; DRAM needs no telling."""
