@@ -386,7 +386,8 @@ except kvtiers.model.errors.KVTiersError as error:
     print(error)
 """
 BROKEN = """
-sys.meta_path[:] = [f for f in sys.meta_path if f.__class__.__module__ != "_kvtiers_editable"]
+# An editable install has a finder of its own, which would find the sound module.
+sys.meta_path[:] = [f for f in sys.meta_path if "Redirecting" not in type(f).__name__]
 kvtiers.__path__.insert(0, sys.argv[1])
 """
 
