@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kvtiers import __version__
-from kvtiers.cli import config, info
+from kvtiers.cli import config, demo, info
 
 app = typer.Typer(
     name="kvtiers",
@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(config.app, name="config")
 app.command("info")(info.info)
-# A verb goes here, by the name of its file: app.command("demo")(demo.demo)
+app.command("demo")(demo.demo)
 
 
 def _print_version(wanted: bool) -> None:
