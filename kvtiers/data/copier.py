@@ -56,7 +56,12 @@ class Copier(Protocol):
         ...
 
     def done(self, ticket: Ticket) -> bool:
-        """Whether the batch has been copied; each ticket is asked until it is true, once."""
+        """Whether the batch has been copied; each ticket is asked until it is true, once.
+
+        Raises:
+            OSError, RuntimeError: the copy is over and has failed, which consumes the ticket;
+                what it left in the targets is undefined.
+        """
         ...
 
     def wait(self, ticket: Ticket) -> None:

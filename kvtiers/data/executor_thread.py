@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 
 from kvtiers.data.copier import Marker
@@ -14,7 +13,8 @@ from kvtiers.model.messages import Completion, Forget, JobId, Link, Transfer
 logger = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.05  # how long a sleeping thread may miss a deadline of a waiting run
-_BUSY_SECONDS = 0.0002  # pause between polls of a store or stream that has not answered
+_BUSY_SECONDS = 0.0002  # first pause between polls of a store or stream that has not answered
+_MAX_BUSY_SECONDS = 0.002  # the pauses double up to here
 
 
 class ExecutorThread:
@@ -27,10 +27,17 @@ class ExecutorThread:
         self._executor = executor
         self._wake = threading.Condition()
         self._work = False
+        self._pause = _BUSY_SECONDS
         self._closing = False
+        self._stopped = False
         self._links: list[Link] = []
         self._thread = threading.Thread(target=self._run, name="kvtiers-executor", daemon=True)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def submit(self, transfer: Transfer, marker: Marker | None) -> None:
         """Queue an order; see `Executor.submit`."""
@@ -38,7 +45,7 @@ class ExecutorThread:
         self._ring()
 
     def forget(self, forget: Forget) -> None:
-        """Queue the deletion of keys from a store."""
+        """Queue the deletion of keys from a store; see `Executor.forget`."""
         self._executor.forget(forget)
         self._ring()
 
@@ -85,11 +92,10 @@ class ExecutorThread:
         return self._wait(lambda: self._executor.idle, seconds)
 
     def close(self, seconds: float = 5.0) -> None:
-        """Stop the thread and release everything; idempotent. Queued work is dropped."""
-        if self._closing:
-            return
-        self._closing = True
-        self._ring()
+        """Stop the thread and release everything; idempotent. Queued work comes back FAILED."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
         self._thread.join(seconds)
         if self._thread.is_alive():
             logger.error("executor thread did not stop within %g s; memory is left to it", seconds)
@@ -104,27 +110,46 @@ class ExecutorThread:
             self._wake.notify_all()
 
     def _wait(self, done: Callable[[], bool], seconds: float | None) -> bool:
+        """Wait for something that the thread brings about; without the thread, it never comes."""
         with self._wake:
-            return self._wake.wait_for(done, seconds)
+            self._wake.wait_for(lambda: self._stopped or done(), seconds)
+            return done()
 
     def _run(self) -> None:
         while not self._closing:
             try:
                 worked = self._executor.advance()
             except Exception:  # thread top: the engine must not lose its cache thread
-                logger.exception("executor failed; going on")
-                worked = False
-                time.sleep(_IDLE_SECONDS)
+                logger.exception("executor failed; what it was doing is answered FAILED")
+                self._fail_all()
+                continue
             self._after(worked)
+        with self._wake:
+            self._stopped = True
+            self._wake.notify_all()
+
+    def _fail_all(self) -> None:
+        try:
+            self._executor.fail_all()
+        except Exception:  # thread top: tried again after the next failure
+            logger.exception("executor failed while failing")
+        with self._wake:
+            self._wake.notify_all()
+            if not self._closing:
+                self._wake.wait(_IDLE_SECONDS)  # what fails at every turn must not fill a core
 
     def _after(self, worked: bool) -> None:
         """Tell waiters what happened; sleep while there is nothing to do."""
         with self._wake:
             self._links.extend(self._executor.take_links())
             if worked:
+                self._pause = _BUSY_SECONDS
                 self._wake.notify_all()
                 return
             if not self._work and not self._closing:
                 idle = self._executor.idle
-                self._wake.wait(_IDLE_SECONDS if idle else _BUSY_SECONDS)
-            self._work = False
+                self._wake.wait(_IDLE_SECONDS if idle else self._pause)
+                self._pause = min(2 * self._pause, _MAX_BUSY_SECONDS)
+            if self._work:
+                self._work = False
+                self._pause = _BUSY_SECONDS

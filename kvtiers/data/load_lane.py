@@ -12,7 +12,7 @@ from kvtiers.data.copier import Direction
 from kvtiers.data.runs import PENDING, Run
 from kvtiers.data.slot_map import SlotState
 from kvtiers.data.workshop import Workshop
-from kvtiers.model.messages import HBM, NO_SLOT, RELEASED, Completion, JobId
+from kvtiers.model.messages import HBM, NO_SLOT, RELEASED, Completion
 from kvtiers.model.outcome import Outcome
 
 logger = logging.getLogger(__name__)
@@ -30,12 +30,13 @@ class LoadLane:
         self._runs: list[Run] = []
         self._epoch = 0
 
-    def __len__(self) -> int:
-        return len(self._runs)
-
     def accept(self, run: Run) -> None:
         """Take a reload in, and note which slots it will fill."""
         self._runs.append(run)
+        if self._stale(run):
+            return
+        for slot in run.free_window:
+            self._shop.slots.vacate(slot)
         for row in np.flatnonzero(run.transfer.sources).tolist():
             if not run.staged(row):
                 self._shop.slots.begin(int(run.slots[row]), run.keys[row])
@@ -51,34 +52,39 @@ class LoadLane:
     def expire(self, now: float) -> None:
         """Settle what has not begun in time. A copy that runs is waited for, never abandoned."""
         for run in self._runs:
-            if run.reported or now < run.deadline_at:
-                continue
-            late = Outcome.TIMED_OUT
-            for row in run.todo:
-                self._settle(run, row, late)
-            run.todo.clear()
-            for row in run.in_flight:
-                if run.hbm[row] == PENDING:
-                    run.hbm[row] = late
+            if not run.reported and now >= run.deadline_at:
+                self._stop(run, Outcome.TIMED_OUT)
 
-    def copied(self, run: Run, rows: Sequence[int]) -> None:
-        """Note that rows have reached HBM."""
+    def fail_all(self) -> None:
+        """Settle everything as FAILED; no copy runs. What a store is bringing is not waited for."""
+        for run in self._runs:
+            run.in_flight &= self._shop.stores.rows_held(run)
+            self._stop(run, Outcome.FAILED)
+            for row in np.flatnonzero(run.hbm == PENDING).tolist():
+                self._settle(run, row, Outcome.FAILED)
+
+    def copied(self, run: Run, rows: Sequence[int], outcome: Outcome) -> None:
+        """Note that the copy of rows to HBM is over."""
         for row in rows:
-            self._settle(run, row, Outcome.OK)
+            self._settle(run, row, outcome)
 
     def fetched(self, run: Run, rows: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """Take in frames that a store brought, or did not."""
         for row, outcome in zip(rows, outcomes, strict=True):
             run.in_flight.discard(row)
-            if run.hbm[row] != PENDING:  # its deadline passed in the store
+            if run.hbm[row] != PENDING:  # settled while it was in the store
                 self._drop(run, row)
                 continue
-            found = self._checked(run, row) if outcome is Outcome.OK else outcome
+            found = outcome
+            if self._stale(run):
+                found = Outcome.STALE
+            elif outcome in (Outcome.OK, Outcome.CORRUPT):
+                found = self._checked(run, row, outcome)
             if found is not Outcome.OK:
                 self._settle(run, row, found)
                 continue
             if not run.staged(row):
-                self._shop.slots.landed(int(run.slots[row]), sealed=True)
+                self._shop.slots.landed(int(run.slots[row]), run.keys[row], sealed=True)
             run.ready.append(row)
 
     def take_completions(self) -> Iterator[Completion]:
@@ -96,15 +102,14 @@ class LoadLane:
             if free:
                 self._runs.remove(run)
 
-    def waiting(self, job_ids: set[JobId]) -> bool:
-        """Whether any of the jobs has not been settled."""
-        return any(r.transfer.job_id in job_ids and not r.reported for r in self._runs)
-
     # -- internals --------------------------------------------------------------------
 
+    def _stale(self, run: Run) -> bool:
+        return run.epoch < self._epoch
+
     def _begin(self, run: Run) -> bool:
-        if run.epoch < self._epoch:
-            return self._void(run)
+        if self._stale(run):
+            return self._stop(run, Outcome.STALE)
         began = self._advance_todo(run)
         if run.ready:
             rows, run.ready = run.ready, []
@@ -113,12 +118,15 @@ class LoadLane:
             began = True
         return began
 
-    def _void(self, run: Run) -> bool:
+    def _stop(self, run: Run, outcome: Outcome) -> bool:
+        """Settle all rows but those that the copier holds; whether there were any."""
         rows = run.todo + run.ready
         run.todo, run.ready = [], []
         for row in rows:
-            self._settle(run, row, Outcome.STALE)
-        return bool(rows)
+            self._settle(run, row, outcome)
+        pending = [row for row in run.in_flight if run.hbm[row] == PENDING]
+        run.hbm[pending] = outcome  # their slots belong to a store until it answers
+        return bool(rows or pending)
 
     def _advance_todo(self, run: Run) -> bool:
         """Bring the next rows to `ready`, or to the stores that hold them."""
@@ -127,17 +135,17 @@ class LoadLane:
         began = False
         while run.todo and room > 0:
             row = run.todo[-1]
-            source = int(run.transfer.sources[row])
-            if source == 0:
+            if run.lands(row):
+                idx = int(run.transfer.sources[row]) - 1
+                if not self._take_from_store(run, row, idx, gets):
+                    break
+                run.todo.pop()
+            else:
                 state = self._state(run, row)
                 if state is SlotState.LANDING:
                     break
                 run.todo.pop()
                 self._take_from_dram(run, row, state)
-            elif not self._take_from_store(run, row, source - 1, gets):
-                break
-            else:
-                run.todo.pop()
             room -= self._shop.formats[run.groups[row]].payload_nbytes
             began = True
         for idx, rows in gets.items():
@@ -149,37 +157,39 @@ class LoadLane:
         return SlotState.OTHER if slot == NO_SLOT else self._shop.slots.state(slot, run.keys[row])
 
     def _take_from_dram(self, run: Run, row: int, state: SlotState) -> None:
-        if int(run.transfer.slots[row]) == NO_SLOT:
+        slot = int(run.transfer.slots[row])
+        if slot == NO_SLOT:
             self._settle(run, row, Outcome.MISSING)
         elif state is not SlotState.HOLDS:
             self._settle(run, row, Outcome.STALE)
-        elif self._verify_dram and self._checked(run, row) is not Outcome.OK:
+        elif self._verify_dram and self._checked(run, row, Outcome.OK) is not Outcome.OK:
+            self._shop.slots.vacate(slot)
             self._settle(run, row, Outcome.CORRUPT)
         else:
             run.ready.append(row)
 
     def _take_from_store(self, run: Run, row: int, idx: int, gets: dict[int, list[int]]) -> bool:
-        rows = gets.setdefault(idx, [])
         name = run.transfer.stores[idx]
-        if self._shop.in_store(name) + len(rows) >= MAX_FRAMES_IN_STORE:
+        asked = self._shop.stores.num_frames(name, writes=False) + len(gets.get(idx, ()))
+        if asked >= MAX_FRAMES_IN_STORE:
             return False
         if run.staged(row):
             if not run.free_window:
                 return False
             run.slots[row] = run.free_window.pop()
-        rows.append(row)
+        gets.setdefault(idx, []).append(row)
         run.in_flight.add(row)
         return True
 
-    def _checked(self, run: Run, row: int) -> Outcome:
-        fault = self._shop.fault(run, row)
+    def _checked(self, run: Run, row: int, outcome: Outcome) -> Outcome:
+        """Verify a frame that arrived; drop it from the store that brought it when corrupt."""
+        fault = self._shop.fault(run, row) if outcome is Outcome.OK else "its size is wrong"
         if fault is None:
             return Outcome.OK
         logger.warning("job %d: corrupt frame dropped: %s", run.transfer.job_id, fault)
-        source = int(run.transfer.sources[row])
-        if source:
-            store = self._shop.stores[run.transfer.stores[source - 1]]
-            store.delete([self._shop.key_space.name(run.keys[row])])
+        if run.lands(row):
+            name = run.transfer.stores[int(run.transfer.sources[row]) - 1]
+            self._shop.stores.delete(name, [self._shop.key_space.name(run.keys[row])])
         return Outcome.CORRUPT
 
     def _settle(self, run: Run, row: int, outcome: Outcome) -> None:
@@ -188,16 +198,18 @@ class LoadLane:
         self._drop(run, row)
 
     def _drop(self, run: Run, row: int) -> None:
+        """Let go of a row's slot; one of its own keeps a frame that is complete."""
+        if not run.lands(row):
+            return
         slot = int(run.slots[row])
-        if run.staged(row):
-            if slot != NO_SLOT and int(run.transfer.sources[row]):
-                run.free_window.append(slot)
-                run.slots[row] = NO_SLOT
-        elif int(run.transfer.sources[row]) and run.hbm[row] != Outcome.OK:
-            self._shop.slots.lost(slot)
+        if not run.staged(row):
+            if not self._stale(run):
+                self._shop.slots.lost(slot, run.keys[row])
+        elif slot != NO_SLOT:
+            run.free_window.append(slot)
+            run.slots[row] = NO_SLOT
 
     def _completion(self, run: Run, hop: str, *, last: bool) -> Completion:
-        stale = run.epoch < self._epoch
-        outcomes = np.full_like(run.hbm, Outcome.STALE) if stale else run.hbm.copy()
+        outcomes = np.full_like(run.hbm, Outcome.STALE) if self._stale(run) else run.hbm.copy()
         transfer = run.transfer
         return Completion(transfer.job_id, run.epoch, self._shop.rank, hop, outcomes, last)

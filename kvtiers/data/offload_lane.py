@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -25,40 +25,36 @@ class OffloadLane:
         self._gathering: list[Run] = []
         self._writing: list[Run] = []
         self._epoch = 0
-        self._completions: list[Completion] = []
-
-    def __len__(self) -> int:
-        return len(self._gathering) + len(self._writing)
 
     def accept(self, run: Run) -> None:
         """Take an offload or a demotion in, and note which slots it will fill."""
         if run.transfer.kind is TransferKind.DEMOTE:
-            run.dram[:] = [self._demotable(run, row) for row in range(len(run.keys))]
             run.todo.clear()
+            run.dram[:] = Outcome.OK
             self._start_writing(run)
             return
         self._gathering.append(run)
-        for row, key in enumerate(run.keys):
-            self._shop.slots.begin(int(run.slots[row]), key)
+        if not self._stale(run):
+            for row, key in enumerate(run.keys):
+                self._shop.slots.begin(int(run.slots[row]), key)
 
     def enter(self, epoch: int) -> None:
         """Void what has not begun of earlier epochs."""
         self._epoch = epoch
 
-    def unread(self, job_ids: set[JobId]) -> bool:
-        """Whether any of the jobs has yet to read an engine block."""
-        return any(run.transfer.job_id in job_ids for run in self._gathering)
-
-    def begin_gather(self, first: set[JobId]) -> bool:
-        """Start one piece of a gather, of the jobs in `first` if any; False when all have begun."""
-        order = sorted(self._gathering, key=lambda run: run.transfer.job_id not in first)
-        return any(self._gather(run) for run in order)
+    def begin_gather(self, only: Collection[JobId] | None = None) -> bool:
+        """Start one piece of a gather, of the jobs in `only` if given; False when all began."""
+        return any(
+            self._gather(run)
+            for run in self._gathering
+            if only is None or run.transfer.job_id in only
+        )
 
     def begin_write(self) -> bool:
         """Start writing some frames; False when every store is busy or has nothing to write."""
         return any(self._write(run, idx) for run in self._writing for idx in run.stores)
 
-    def give_up(self, job_ids: set[JobId]) -> None:
+    def give_up(self, job_ids: Collection[JobId]) -> None:
         """Drop what the jobs have not begun to read, so that its blocks may be overwritten."""
         for run in self._gathering:
             if run.transfer.job_id in job_ids:
@@ -70,13 +66,31 @@ class OffloadLane:
             if now >= run.deadline_at:
                 self._abandon(run, Outcome.TIMED_OUT)
 
-    def copied(self, run: Run, rows: Sequence[int]) -> None:
-        """Note that rows have reached their slots."""
+    def fail_all(self) -> None:
+        """Settle everything as FAILED but what a store is reading; no copy runs."""
+        for run in self._gathering:
+            run.todo.clear()
+            for row in np.flatnonzero(run.dram == PENDING).tolist():
+                self._lose(run, row, Outcome.FAILED)
+        for run in self._writing:
+            for idx, outcomes in run.stores.items():
+                run.writes_left[idx].clear()
+                held = self._shop.stores.rows_held(run, run.transfer.stores[idx])
+                failed = set(np.flatnonzero(outcomes == PENDING).tolist()) - held
+                outcomes[list(failed)] = Outcome.FAILED
+
+    def copied(self, run: Run, rows: Sequence[int], outcome: Outcome) -> None:
+        """Note that the copy of rows to their slots is over."""
         for row in rows:
-            self._shop.slots.landed(int(run.slots[row]), sealed=False)
-            run.dram[row] = Outcome.OK
-            if self._verify_dram:
-                self._shop.seal(run, row)
+            if self._stale(run):
+                run.dram[row] = Outcome.STALE
+            elif outcome is not Outcome.OK:
+                self._lose(run, row, outcome)
+            else:
+                run.dram[row] = Outcome.OK
+                self._shop.slots.landed(int(run.slots[row]), run.keys[row], sealed=False)
+                if self._verify_dram:
+                    self._shop.seal(run, row)
 
     def written(
         self, run: Run, store: int, rows: Sequence[int], outcomes: Sequence[Outcome]
@@ -102,12 +116,14 @@ class OffloadLane:
 
     # -- internals --------------------------------------------------------------------
 
-    def _demotable(self, run: Run, row: int) -> Outcome:
-        state = self._shop.slots.state(int(run.slots[row]), run.keys[row])
-        return Outcome.OK if state is SlotState.HOLDS else Outcome.STALE
+    def _stale(self, run: Run) -> bool:
+        return run.epoch < self._epoch
+
+    def _holds(self, run: Run, row: int) -> bool:
+        return self._shop.slots.state(int(run.slots[row]), run.keys[row]) is SlotState.HOLDS
 
     def _gather(self, run: Run) -> bool:
-        if run.epoch < self._epoch:
+        if self._stale(run):
             self._abandon(run, Outcome.STALE)
         rows: list[int] = []
         room = self._piece_nbytes
@@ -127,7 +143,8 @@ class OffloadLane:
 
     def _lose(self, run: Run, row: int, outcome: Outcome) -> None:
         run.dram[row] = outcome
-        self._shop.slots.lost(int(run.slots[row]))
+        if not self._stale(run):
+            self._shop.slots.lost(int(run.slots[row]), run.keys[row])
 
     def _start_writing(self, run: Run) -> bool:
         """Queue the store hops of a run; False when no block has a target."""
@@ -147,19 +164,20 @@ class OffloadLane:
     def _write(self, run: Run, idx: int) -> bool:
         left = run.writes_left[idx]
         name = run.transfer.stores[idx]
-        late = run.epoch < self._epoch or self._shop.clock() >= run.deadline_at
-        if late and left:
-            run.stores[idx][left] = Outcome.STALE if run.epoch < self._epoch else Outcome.TIMED_OUT
+        if left and (self._stale(run) or self._shop.clock() >= run.deadline_at):
+            run.stores[idx][left] = Outcome.STALE if self._stale(run) else Outcome.TIMED_OUT
             left.clear()
             return True
-        room = max(0, MAX_FRAMES_IN_STORE - self._shop.in_store(name))
-        rows = left[:room]
+        room = max(0, MAX_FRAMES_IN_STORE - self._shop.stores.num_frames(name, writes=True))
+        rows, run.writes_left[idx] = left[:room], left[room:]
         if not rows:
             return False
-        del left[: len(rows)]
-        for row in rows:
+        held = [row for row in rows if self._holds(run, row)]
+        run.stores[idx][[row for row in rows if row not in held]] = Outcome.STALE
+        for row in held:
             self._shop.seal(run, row)
-        self._shop.store(name, run, rows, writes=True)
+        if held:
+            self._shop.store(name, run, held, writes=True)
         return True
 
     def _completion(self, run: Run, hop: str, outcomes: UInt8s, *, last: bool) -> Completion:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from kvtiers.data.copier import Marker
 from kvtiers.model.keys import HASH_NBYTES, KEY_NBYTES, BlockKey
-from kvtiers.model.messages import NO_SLOT, Transfer, UInt8s
+from kvtiers.model.messages import NO_SLOT, Int64s, Transfer, UInt8s
 
 PENDING = 255  # in an outcome column: not known yet
+
+
+def key_groups(keys: bytes) -> Int64s:
+    """Return the KV group of each key of a column."""
+    raw = np.frombuffer(keys, np.uint8).reshape(-1, KEY_NBYTES)
+    return raw[:, HASH_NBYTES:].copy().view(">u4").reshape(-1).astype(np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +37,8 @@ class Run:
     marker: Marker | None
     deadline_at: float
     keys: list[BlockKey] = field(init=False)
-    groups: npt.NDArray[np.int64] = field(init=False)
-    slots: npt.NDArray[np.int64] = field(init=False)
+    groups: Int64s = field(init=False)
+    slots: Int64s = field(init=False)
     hbm: UInt8s = field(init=False)
     dram: UInt8s = field(init=False)
     stores: dict[int, UInt8s] = field(init=False)
@@ -48,8 +53,7 @@ class Run:
         transfer = self.transfer
         num = transfer.num_blocks
         self.keys = transfer.block_keys()
-        raw = np.frombuffer(transfer.keys, np.uint8).reshape(num, KEY_NBYTES)
-        self.groups = raw[:, HASH_NBYTES:].copy().view(">u4").reshape(num).astype(np.int64)
+        self.groups = key_groups(transfer.keys)
         self.slots = transfer.slots.copy()
         self.hbm = np.full(num, PENDING, np.uint8)
         self.dram = np.full(num, PENDING, np.uint8)
@@ -61,6 +65,10 @@ class Run:
     def epoch(self) -> int:
         """The epoch that the order belongs to."""
         return self.transfer.epoch
+
+    def lands(self, row: int) -> bool:
+        """Whether a row of a reload comes from a store."""
+        return int(self.transfer.sources[row]) > 0
 
     def staged(self, row: int) -> bool:
         """Whether a row goes through the window, having no slot of its own."""

@@ -39,8 +39,10 @@ class BlockStore(Protocol):
     """Holds frames by key, up to a bound. It moves bytes; it neither seals nor verifies them.
 
     ``put`` and ``get`` submit and return at once; the slots of a batch belong to the store
-    until its answer was polled. Frames become visible whole or not at all. A failed put
-    leaves the key absent. One thread calls a store.
+    until its answer was polled, and only frames that are OK have changed them. One that raises
+    has taken nothing. Frames become visible whole or not at all. A failed put leaves the key
+    absent. Calls that concern one key take effect in their order. The bound counts frames
+    that are being written. One thread calls a store.
     """
 
     def put(self, frames: Sequence[FrameRef]) -> StoreTicket:
@@ -64,7 +66,7 @@ class BlockStore(Protocol):
         ...
 
     def clear(self) -> None:
-        """Drop every frame."""
+        """Drop every frame, those being written included."""
         ...
 
     def close(self) -> None:

@@ -11,10 +11,12 @@ import numpy as np
 
 from kvtiers.data.copier import Copier, CopyBatch, Direction, Ticket
 from kvtiers.data.key_space import KeySpace
+from kvtiers.data.link_meter import LinkMeter
 from kvtiers.data.runs import Run
 from kvtiers.data.slab import Slab
 from kvtiers.data.slot_map import SlotMap
-from kvtiers.data.store import BlockStore, FrameRef, StoreAnswer, StoreTicket
+from kvtiers.data.store import BlockStore, FrameRef
+from kvtiers.data.store_desk import StoreDesk, Storing
 from kvtiers.model.errors import KVTiersError
 from kvtiers.model.frame import FrameFormat
 from kvtiers.model.keys import Rank
@@ -24,8 +26,10 @@ from kvtiers.model.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 
+_COPIER_ERRORS = (KVTiersError, OSError, RuntimeError)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Copying:
     """A batch that the copier holds."""
 
@@ -35,16 +39,6 @@ class Copying:
     direction: Direction
     nbytes: int
     started: float
-
-
-@dataclass(frozen=True, slots=True)
-class Storing:
-    """A batch that a store holds."""
-
-    run: Run
-    rows: tuple[int, ...]
-    writes: bool
-    nbytes: int
 
 
 class Workshop:
@@ -64,15 +58,13 @@ class Workshop:
         self.copier = copier
         self.layout = layout
         self.key_space = key_space
-        self.stores = dict(stores)
         self.rank = rank
         self.clock = clock
         self.formats = [FrameFormat.of(group) for group in layout.groups]
         self.slots = SlotMap(slab.num_slots)
+        self._meter = LinkMeter()
+        self.stores = StoreDesk(stores, self._meter)
         self._copies: list[Copying] = []
-        self._storing: dict[tuple[str, StoreTicket], Storing] = {}
-        self._failed: list[tuple[Storing, StoreAnswer]] = []
-        self._links: dict[str, list[float]] = {}
 
     # -- copies -----------------------------------------------------------------------
 
@@ -87,7 +79,7 @@ class Workshop:
             started = self.clock()
             try:
                 ticket = self.copier.submit(direction, batch, run.marker)
-            except (KVTiersError, OSError, RuntimeError) as error:
+            except _COPIER_ERRORS as error:
                 logger.error("job %d: %s failed: %s", run.transfer.job_id, direction.value, error)
                 refused += part.tolist()
                 continue
@@ -97,60 +89,46 @@ class Workshop:
             )
         return refused
 
-    def finished_copies(self) -> list[Copying]:
-        """Return the batches copied since the last call."""
-        done = [copy for copy in self._copies if self.copier.done(copy.ticket)]
-        if done:
-            self._copies = [copy for copy in self._copies if copy not in done]
-        for copy in done:
-            gather = copy.direction is Direction.GATHER
-            name = f"{HBM}>{DRAM}" if gather else f"{DRAM}>{HBM}"
-            self._measure(name, len(copy.rows), copy.nbytes, self.clock() - copy.started)
-        return done
+    def finished_copies(self) -> Iterator[tuple[Copying, Outcome]]:
+        """Yield the batches that are over since the last call, and how they ended."""
+        for copy in list(self._copies):
+            try:
+                if not self.copier.done(copy.ticket):
+                    continue
+                outcome = Outcome.OK
+            except _COPIER_ERRORS as error:
+                logger.error(
+                    "job %d: %s failed: %s", copy.run.transfer.job_id, copy.direction.value, error
+                )
+                outcome = Outcome.FAILED
+            self._copies.remove(copy)
+            if outcome is Outcome.OK:
+                gather = copy.direction is Direction.GATHER
+                name = f"{HBM}>{DRAM}" if gather else f"{DRAM}>{HBM}"
+                self._meter.add(name, len(copy.rows), copy.nbytes, self.clock() - copy.started)
+            yield copy, outcome
 
-    def wait_copies(self) -> None:
-        """Block until every submitted batch has been copied."""
-        for copy in self._copies:
-            self.copier.wait(copy.ticket)
+    def drain_copies(self) -> None:
+        """Block until every submitted batch is over, and forget them."""
+        copies, self._copies = self._copies, []
+        for copy in copies:
+            try:
+                self.copier.wait(copy.ticket)
+                self.copier.done(copy.ticket)
+            except Exception:  # thread top: the memory must be let go of whatever a driver raises
+                logger.exception("job %d: copy failed", copy.run.transfer.job_id)
 
     # -- stores -----------------------------------------------------------------------
 
-    def frame(self, run: Run, row: int) -> FrameRef:
-        """Name the frame of a row, for a store."""
+    def store(self, name: str, run: Run, rows: Sequence[int], *, writes: bool) -> None:
+        """Submit rows to a store."""
+        frames = tuple(self._frame(run, row) for row in rows)
+        self.stores.submit(Storing(name, run, tuple(rows), frames, writes))
+
+    def _frame(self, run: Run, row: int) -> FrameRef:
         frame_format = self.formats[run.groups[row]]
         key = self.key_space.name(run.keys[row])
         return FrameRef(key, int(run.slots[row]), frame_format.frame_nbytes)
-
-    def store(self, name: str, run: Run, rows: Sequence[int], *, writes: bool) -> None:
-        """Submit rows to a store. A store that raises has failed the whole batch."""
-        frames = [self.frame(run, row) for row in rows]
-        nbytes = sum(frame.nbytes for frame in frames)
-        storing = Storing(run, tuple(rows), writes, nbytes)
-        store = self.stores[name]
-        try:
-            ticket = store.put(frames) if writes else store.get(frames)
-        except Exception:  # thread top: a store is a plugin, and may raise anything
-            logger.exception("store %s failed", name)
-            answer = StoreAnswer(StoreTicket(0), (Outcome.FAILED,) * len(rows), 0.0)
-            self._failed.append((storing, answer))
-            return
-        self._storing[name, ticket] = storing
-
-    def in_store(self, name: str) -> int:
-        """Return the number of frames that a store is working on."""
-        return sum(len(s.rows) for (store, _), s in self._storing.items() if store == name)
-
-    def store_answers(self) -> Iterator[tuple[str, Storing, StoreAnswer]]:
-        """Yield what stores have answered since the last call."""
-        failed, self._failed = self._failed, []
-        for storing, answer in failed:
-            yield "", storing, answer
-        for name, store in self.stores.items():
-            for answer in store.poll():
-                storing = self._storing.pop((name, answer.ticket))
-                link = f"{DRAM}>{name}" if storing.writes else f"{name}>{DRAM}"
-                self._measure(link, len(storing.rows), storing.nbytes, answer.seconds)
-                yield name, storing, answer
 
     # -- frames -----------------------------------------------------------------------
 
@@ -168,25 +146,13 @@ class Workshop:
         view = self.slab.view(int(run.slots[row]))
         return frame_format.fault(view, self.key_space.name(run.keys[row]))
 
-    # -- measurements -----------------------------------------------------------------
-
     def take_links(self) -> tuple[Link, ...]:
         """Return what each link did since the last call."""
-        links, self._links = self._links, {}
-        return tuple(
-            Link(name, int(blocks), int(nbytes), seconds)
-            for name, (blocks, nbytes, seconds) in links.items()
-        )
-
-    def _measure(self, name: str, num_blocks: int, nbytes: int, seconds: float) -> None:
-        total = self._links.setdefault(name, [0.0, 0.0, 0.0])
-        for idx, value in enumerate((num_blocks, nbytes, seconds)):
-            total[idx] += value
+        return self._meter.take()
 
     def close(self) -> None:
         """Wait for running copies, then release everything."""
-        self.wait_copies()
-        for store in self.stores.values():
-            store.close()
+        self.drain_copies()
+        self.stores.close()
         self.copier.close()
         self.slab.close()

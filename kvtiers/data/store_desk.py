@@ -1,0 +1,153 @@
+"""The stores of one rank: what each is working on, and their failures turned into outcomes."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtiers.data.link_meter import LinkMeter
+from kvtiers.data.runs import Run
+from kvtiers.data.store import BlockStore, FrameRef, StoreAnswer, StoreTicket
+from kvtiers.model.keys import StoreKey
+from kvtiers.model.messages import DRAM
+from kvtiers.model.outcome import Outcome
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """A batch that a store holds.
+
+    Attributes:
+        store: its name. rows: of the run. writes: slab to store; else store to slab.
+        frames: of the rows, in their order.
+    """
+
+    store: str
+    run: Run
+    rows: tuple[int, ...]
+    frames: tuple[FrameRef, ...]
+    writes: bool
+
+
+class StoreDesk:
+    """Submits batches to stores by name and collects their answers.
+
+    A store is a plugin and may raise anything; whatever it raises fails one batch.
+    """
+
+    def __init__(self, stores: Mapping[str, BlockStore], meter: LinkMeter) -> None:
+        self._stores = dict(stores)
+        self._meter = meter
+        self._running: dict[tuple[str, StoreTicket], Storing] = {}
+        self._refused: deque[Storing] = deque()
+        self._answered: deque[tuple[str, StoreAnswer]] = deque()
+        self._silent: set[str] = set()  # stores whose poll raises, reported once
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all stores."""
+        return frozenset(self._stores)
+
+    def submit(self, storing: Storing) -> None:
+        """Give a batch to its store. A store that raises has not taken it."""
+        store = self._stores[storing.store]
+        try:
+            submit = store.put if storing.writes else store.get
+            ticket = submit(storing.frames)
+        except Exception:  # thread top: a store is a plugin, and may raise anything
+            logger.exception("store %s refused %d frames", storing.store, len(storing.rows))
+            self._refused.append(storing)
+            return
+        self._running[storing.store, ticket] = storing
+
+    def num_frames(self, name: str, *, writes: bool) -> int:
+        """Return how many frames a store is writing, or reading."""
+        return sum(
+            len(storing.rows)
+            for storing in self._running.values()
+            if storing.store == name and storing.writes is writes
+        )
+
+    def rows_held(self, run: Run, name: str | None = None) -> set[int]:
+        """Return the rows of a run whose slots belong to a store now; of one store, if named."""
+        return {
+            row
+            for storing in self._running.values()
+            if storing.run is run and name in (None, storing.store)
+            for row in storing.rows
+        }
+
+    def answers(self) -> Iterator[tuple[Storing, Sequence[Outcome]]]:
+        """Yield what stores have answered since the last call."""
+        for name in self._stores:
+            self._answered += [(name, answer) for answer in self._poll(name)]
+        while self._refused:
+            storing = self._refused.popleft()
+            yield storing, (Outcome.FAILED,) * len(storing.rows)
+        while self._answered:  # one by one: should the taker raise, the rest comes next time
+            name, answer = self._answered.popleft()
+            if (name, answer.ticket) not in self._running:
+                logger.error("store %s answered unknown ticket %d", name, answer.ticket)
+                continue
+            storing = self._running.pop((name, answer.ticket))
+            yield storing, self._outcomes(storing, answer)
+
+    def delete(self, name: str, keys: Sequence[StoreKey]) -> None:
+        """Drop frames from a store; one that fails keeps them, which is safe: a key is content."""
+        try:
+            self._stores[name].delete(keys)
+        except Exception:  # thread top: a store is a plugin, and may raise anything
+            logger.exception("store %s failed to delete %d frames", name, len(keys))
+
+    def clear(self) -> None:
+        """Drop all frames of all stores; one that fails keeps names that are never asked for."""
+        for name, store in self._stores.items():
+            try:
+                store.clear()
+            except Exception:  # thread top: a store is a plugin, and may raise anything
+                logger.exception("store %s failed to drop its frames", name)
+
+    def close(self) -> None:
+        """Close all stores."""
+        for name, store in self._stores.items():
+            try:
+                store.close()
+            except Exception:  # thread top: a store is a plugin, and may raise anything
+                logger.exception("store %s failed to close", name)
+
+    # -- internals --------------------------------------------------------------------
+
+    def _poll(self, name: str) -> list[StoreAnswer]:
+        try:
+            answers = self._stores[name].poll()
+        except Exception:  # thread top: a store is a plugin, and may raise anything
+            if name not in self._silent:
+                logger.exception("store %s does not answer; asking on", name)
+            self._silent.add(name)
+            return []
+        self._silent.discard(name)
+        return answers
+
+    def _outcomes(self, storing: Storing, answer: StoreAnswer) -> Sequence[Outcome]:
+        num = len(storing.rows)
+        if len(answer.outcomes) != num:
+            logger.error(
+                "store %s answered %d outcomes for %d frames",
+                storing.store,
+                len(answer.outcomes),
+                num,
+            )
+            return (Outcome.FAILED,) * num
+        moved = [
+            frame.nbytes
+            for frame, outcome in zip(storing.frames, answer.outcomes, strict=True)
+            if outcome is Outcome.OK
+        ]
+        name = storing.store
+        link = f"{DRAM}>{name}" if storing.writes else f"{name}>{DRAM}"
+        self._meter.add(link, len(moved), sum(moved), answer.seconds)
+        return answer.outcomes
