@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvtiers.data.copier import Marker
 from kvtiers.data.executor_thread import ExecutorThread
+from kvtiers.model.errors import ProtocolError, TransferError
 from kvtiers.model.messages import (
     DRAM,
     HBM,
     Completion,
+    Forget,
     Hello,
     JobId,
     StepOrders,
@@ -78,7 +80,12 @@ class WorkerConnector:
     def begin_step(self, orders: StepOrders) -> None:
         """Take the step's orders in, once, before the forward pass.
 
-        Whatever this step overwrites has been read when this returns.
+        Whatever this step overwrites has been read when this returns. An order that is
+        malformed comes back FAILED: a cache that errs costs time, never the engine.
+
+        Raises:
+            ProtocolError: the forward pass needs a reload that was never ordered; computing on
+                its blocks would give wrong tokens.
         """
         if orders.step <= self._step:
             return
@@ -88,18 +95,19 @@ class WorkerConnector:
         self._sync_failed = False
         self._executor.enter(orders.epoch)
         for forget in orders.forgets:
-            self._executor.forget(forget)
+            self._forget(forget)
         marker = self._mark()
-        reads = [t for t in orders.before if t.kind is not TransferKind.RELOAD]
-        for transfer in reads:
-            self._executor.submit(transfer, marker)
+        for transfer in orders.before:
+            if transfer.kind is not TransferKind.RELOAD:
+                self._submit(transfer, marker)
         if orders.fences and not self._executor.wait_read(orders.fences, FENCE_SECONDS):
             logger.warning("offloads %s were not read in time and dropped", orders.fences)
             self._count("fences_missed")
         for transfer in orders.before:
             if transfer.kind is TransferKind.RELOAD:
                 self._pending.transfers[transfer.job_id] = transfer
-                self._executor.submit(transfer, marker)
+                self._submit(transfer, marker)
+        self._check_sync()
 
     def load_in_step(self) -> None:
         """Wait for the reloads that the coming forward pass reads."""
@@ -117,7 +125,7 @@ class WorkerConnector:
             if self._sync_failed:
                 self._refuse(transfer)  # computed on top of blocks that never came
             else:
-                self._executor.submit(transfer, marker)
+                self._submit(transfer, marker)
         if not orders.num_scheduled_tokens and self._pending.transfers:
             self._executor.wait_loaded(self._pending.transfers, IDLE_WAIT_SECONDS)
         elif not orders.num_scheduled_tokens:
@@ -151,23 +159,54 @@ class WorkerConnector:
 
     # -- internals --------------------------------------------------------------------
 
+    def _submit(self, transfer: Transfer, marker: Marker | None) -> None:
+        try:
+            self._executor.submit(transfer, marker)
+        except TransferError as error:
+            logger.error("order refused: %s", error)
+            self._count("orders_refused")
+            self._refuse(transfer)
+
+    def _forget(self, forget: Forget) -> None:
+        try:
+            self._executor.forget(forget)
+        except TransferError as error:
+            logger.error("order refused: %s", error)
+            self._count("orders_refused")
+
+    def _check_sync(self) -> None:
+        """Refuse to go on to a forward pass over blocks that nobody is bringing."""
+        known = {transfer.job_id for transfer in (self._orders.before if self._orders else ())}
+        unknown = self._sync - known - self._pending.transfers.keys()
+        if unknown:
+            raise ProtocolError(
+                f"step {self._step} needs reloads {sorted(unknown)}, which were not ordered"
+            )
+
     def _collect(self) -> None:
         for completion in self._executor.poll():
-            self._completions.append(completion)
-            if completion.hop == HBM:
-                self._settle(completion)
+            self._answer(completion)
+
+    def _answer(self, completion: Completion) -> None:
+        self._completions.append(completion)
+        if completion.hop == HBM:
+            self._settle(completion)
 
     def _settle(self, completion: Completion) -> None:
-        transfer = self._pending.transfers.pop(completion.job_id)
+        transfer = self._pending.transfers.pop(completion.job_id, None)
+        if transfer is None:
+            return
         failed = np.flatnonzero(completion.outcomes != Outcome.OK)
         synchronous = completion.job_id in self._sync
         if not synchronous:
             self._pending.request_ids.add(transfer.request_id)
         if not len(failed):
             return
-        self._sync_failed |= synchronous
         self._pending.failed_blocks.update(transfer.block_ids[failed].tolist())
-        self._pending.failed_requests.add(transfer.request_id)
+        if synchronous:
+            self._sync_failed = True
+        else:
+            self._pending.failed_requests.add(transfer.request_id)
         worst = Outcome(int(completion.outcomes[failed].max()))
         logger.warning(
             "request %s: %d of %d blocks were not reloaded (%s); they are computed instead",
@@ -178,15 +217,11 @@ class WorkerConnector:
         )
 
     def _refuse(self, transfer: Transfer) -> None:
-        """Answer an offload without running it."""
+        """Answer an order without running it."""
         outcomes = np.full(transfer.num_blocks, Outcome.FAILED, np.uint8)
-        hops: Sequence[str] = [DRAM] + [
-            name
-            for idx, name in enumerate(transfer.stores)
-            if ((transfer.targets >> idx) & 1 == 1).any()
-        ]
+        hops = _hops(transfer)
         for hop in hops:
-            self._completions.append(
+            self._answer(
                 Completion(
                     transfer.job_id, transfer.epoch, self.hello.rank, hop, outcomes, hop == hops[-1]
                 )
@@ -194,3 +229,15 @@ class WorkerConnector:
 
     def _count(self, name: str) -> None:
         self._counters[name] = self._counters.get(name, 0) + 1
+
+
+def _hops(transfer: Transfer) -> list[str]:
+    """Return the hops that an order is answered for, in their order."""
+    if transfer.kind is TransferKind.RELOAD:
+        return [HBM]
+    first = [DRAM] if transfer.kind is TransferKind.OFFLOAD else []
+    return first + [
+        name
+        for idx, name in enumerate(transfer.stores)
+        if ((transfer.targets >> idx) & 1 == 1).any()
+    ]
