@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtiers.control.controller import Answer
-from kvtiers.model.keys import BlockKey, block_keys
+from kvtiers.model.keys import BlockKey, block_key, block_keys
 
 
 @dataclass(slots=True)
@@ -19,6 +19,9 @@ class RequestState:
         block_ids: per KV group, the engine blocks as last seen.
         num_full: blocks whose tokens are known and computed once the present step is done.
         num_offered: per KV group, leading blocks that have been taken by DRAM.
+        num_tried: per KV group, leading blocks that were offered at all.
+        admitted: whether it holds engine blocks. tainted: whether those were computed before a
+            reset, so that they must not be kept.
         answer: the last answer to a lookup, until the engine acts on it.
         num_asked: tokens beyond the engine's own that it was about.
         sources: of the last answer, tokens to reload by tier name.
@@ -29,7 +32,10 @@ class RequestState:
     keys: list[list[BlockKey]]
     block_ids: list[list[int]]
     num_offered: list[int]
+    num_tried: list[int]
     num_full: int = 0
+    admitted: bool = False
+    tainted: bool = False
     num_asked: int = 0
     answer: Answer | None = None
     sources: dict[str, int] = field(default_factory=dict)
@@ -37,25 +43,54 @@ class RequestState:
     @classmethod
     def new(cls, request_id: str, hashes: Sequence[bytes], num_groups: int) -> RequestState:
         """Make the state of a request that holds nothing yet."""
-        groups = range(num_groups)
         return cls(
-            request_id, hashes, [[] for _ in groups], [[] for _ in groups], [0 for _ in groups]
+            request_id,
+            hashes,
+            keys=[[] for _ in range(num_groups)],
+            block_ids=[[] for _ in range(num_groups)],
+            num_offered=[0] * num_groups,
+            num_tried=[0] * num_groups,
         )
 
     def derive_keys(self, hashes_per_block: int) -> None:
         """Extend the keys by the hashes that came since the last call."""
         last = hashes_per_block - 1
+        if self.keys[0] and not self._last_key_holds(last):
+            self._drop_changed_keys(last)
         for group, keys in enumerate(self.keys):
             start = len(keys) * hashes_per_block + last
             if start < len(self.hashes):
                 keys.extend(block_keys(self.hashes[start::hashes_per_block], group))
 
+    def offer_again(self) -> None:
+        """Offer every block again: some may have been lost."""
+        self.num_offered = [0] * len(self.num_offered)
+
     def rewind(self) -> None:
         """Offer every block again, once it is known anew which are computed."""
-        self.num_offered = [0 for _ in self.num_offered]
+        self.offer_again()
         self.num_full = 0
 
     def lose_blocks(self) -> None:
         """Note that the engine took the request's blocks away."""
         self.rewind()
         self.block_ids = [[] for _ in self.block_ids]
+        self.admitted = self.tainted = False
+
+    def _last_key_holds(self, last: int) -> bool:
+        """Whether the hashes still say what they said: each covers all that precede it."""
+        num = len(self.keys[0])
+        at = num * (last + 1) - 1
+        return at < len(self.hashes) and self.keys[0][-1] == block_key(self.hashes[at], 0)
+
+    def _drop_changed_keys(self, last: int) -> None:
+        """Forget keys whose tokens the engine replaced, as it does in a streaming session."""
+        hashes = self.hashes[last :: last + 1]
+        old = self.keys[0]
+        num = min(len(old), len(hashes))
+        while num and old[num - 1] != block_key(hashes[num - 1], 0):
+            num -= 1
+        for keys in self.keys:
+            del keys[num:]
+        self.num_offered = [min(offered, num) for offered in self.num_offered]
+        self.num_full = min(self.num_full, num)

@@ -7,26 +7,24 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvtiers.connector.accounts import Accounts
 from kvtiers.connector.build import control_settings, cost_model
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
 from kvtiers.control.controller import Answer, Controller, LoadDone
-from kvtiers.control.reload import ABSENT, LoadRequest
+from kvtiers.control.reload import LoadRequest
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError
 from kvtiers.model.messages import DRAM, Hello, JobId, StepOrders, WorkerReport
 from kvtiers.model.outcome import Outcome
-from kvtiers.observe.decisions import Decision, DecisionLog, DecisionOutcome
+from kvtiers.observe.decisions import DecisionLog
 from kvtiers.observe.metrics import (
     BYTES_COPIED,
     COPY_SECONDS,
-    HIT_TOKENS,
-    LOOKUP_TOKENS,
+    OFFLOADS_DROPPED,
     PINNED_BLOCKS,
-    REQUESTS,
     TIER_BLOCKS,
     TIER_CAPACITY_BLOCKS,
-    TOKENS_RELOADED,
     Counters,
     Snapshot,
 )
@@ -82,12 +80,13 @@ class SchedulerConnector:
         self.config = config
         self.shape = shape
         self.counters = Counters()
-        self.decisions = DecisionLog(path=config.cost.decision_log)
-        self.decisions.open()
+        self._accounts = Accounts(config, shape, self.counters, clock)
         self._clock = clock
         self._controller: Controller | None = None
         self._requests: dict[str, RequestState] = {}
+        self._ended: list[RequestState] = []
         self._sync: list[JobId] = []
+        self._unconfirmed: set[JobId] = set()  # reloads in a step that ranks have not answered
         self._filled: list[int] = []
 
     # -- start ------------------------------------------------------------------------
@@ -123,6 +122,11 @@ class SchedulerConnector:
             raise ProtocolError("the ranks have not said hello yet")
         return self._controller
 
+    @property
+    def decisions(self) -> DecisionLog:
+        """What was decided for each request."""
+        return self._accounts.decisions
+
     # -- what happens to a request ----------------------------------------------------
 
     def arrived(self, request_id: str, hashes: Sequence[bytes]) -> None:
@@ -147,10 +151,10 @@ class SchedulerConnector:
             return Reload(None, asynchronous=False)
         state.answer = answer
         state.num_asked = num_tokens - num_local_tokens
-        state.sources = self._tokens_by_tier(answer, answer.num_blocks)
+        state.sources = self._accounts.tokens_by_tier(answer, answer.num_blocks)
         if answer.num_blocks == 0:
             return Reload(0, asynchronous=False)
-        asynchronous = not self._may_load_in_step(answer)
+        asynchronous = not self._may_load_in_step(state, answer)
         return Reload(answer.num_blocks * self.shape.block_size, asynchronous)
 
     def allocated(
@@ -170,21 +174,24 @@ class SchedulerConnector:
         if state is None:
             raise ProtocolError(f"request {request_id!r} was allocated blocks but never looked up")
         answer, state.answer = state.answer, None
+        state.admitted = True
         if answer is not None:
-            self._record(state, answer)
+            self._accounts.admitted(state, answer, self.controller.epoch)
         if not load.num_tokens:
             return
-        if answer is None or load.num_tokens > (answer.num_blocks or 0) * self.shape.block_size:
+        block_size = self.shape.block_size
+        num_blocks, rest = divmod(load.num_tokens, block_size)
+        if answer is None or rest or num_blocks > (answer.num_blocks or 0):
             raise ProtocolError(
-                f"request {request_id!r} takes {load.num_tokens} tokens, not offered"
+                f"request {request_id!r} takes {load.num_tokens} tokens, which were not offered"
             )
-        start = num_local_tokens // self.shape.block_size
-        num_blocks = load.num_tokens // self.shape.block_size
+        start = num_local_tokens // block_size
         job_id = self.controller.allocated(
             LoadRequest(request_id, state.keys, block_ids, start, num_blocks), self._clock()
         )
         if not load.asynchronous:
             self._sync.append(job_id)
+            self._unconfirmed.add(job_id)
         for group in block_ids:
             self._filled += group[start : start + num_blocks]
 
@@ -197,10 +204,12 @@ class SchedulerConnector:
         state = self._requests.pop(request_id, None)
         if state is None:
             return
+        self.controller.finished(request_id)
         if any(block_ids):
             state.block_ids = [list(group) for group in block_ids]
-            self._offer(state)
-        self.controller.finished(request_id)
+            self._ended.append(state)
+            if not self._unconfirmed:
+                self._offer_ended()
 
     # -- once per step ----------------------------------------------------------------
 
@@ -210,9 +219,10 @@ class SchedulerConnector:
         for request_id in step.preempted:
             state = self._requests.get(request_id)
             if state is not None:
-                self._offer(state)
+                self._offer_all(state)
                 state.lose_blocks()
                 controller.preempted(request_id)
+        self._offer_ended()
         controller.hold_before()
         controller.overwritten(step.overwritten)
         controller.overwritten(self._filled)
@@ -228,11 +238,13 @@ class SchedulerConnector:
         now = self._clock()
         for completion in report.completions:
             if completion.hop == DRAM and (completion.outcomes != Outcome.OK).any():
-                self._rewind()
+                self._offer_again()
             load = self.controller.completed(completion, now)
             if load is not None:
-                self._loaded(load)
+                self._loaded(load, completion.job_id)
                 done.append(load)
+        if not self._unconfirmed:
+            self._offer_ended()
         self.controller.cost.observe_links(report.links)
         for link in report.links:
             self.counters.add(BYTES_COPIED, (link.name,), link.nbytes)
@@ -253,9 +265,15 @@ class SchedulerConnector:
             cost.observe_step(flops, sum(num_new_tokens), seconds)
 
     def reset(self) -> None:
-        """Serve nothing that was stored before; reloads under way come back as failed."""
+        """Serve nothing that was stored before; reloads under way come back as failed.
+
+        What live requests have computed belongs to the past too, and is not stored any more.
+        """
+        self._ended.clear()
         self.controller.reset()
-        self._rewind()
+        for state in self._requests.values():
+            state.rewind()
+            state.tainted = state.admitted
 
     @property
     def busy(self) -> bool:
@@ -278,7 +296,7 @@ class SchedulerConnector:
 
     def close(self) -> None:
         """Close the decision log."""
-        self.decisions.close()
+        self._accounts.close()
 
     # -- internals --------------------------------------------------------------------
 
@@ -299,7 +317,8 @@ class SchedulerConnector:
             return
         state.derive_keys(self.shape.hashes_per_block)
         state.num_full = min(num_computed // self.shape.block_size, len(state.keys[0]))
-        if min(state.num_offered) >= state.num_full:
+        state.admitted = True
+        if state.tainted or min(state.num_offered) >= state.num_full:
             return
         if min(map(len, state.block_ids)) < state.num_full:
             state.block_ids = [list(group) for group in block_ids(request_id)]
@@ -307,82 +326,64 @@ class SchedulerConnector:
             self._offer(state)
 
     def _offer(self, state: RequestState) -> None:
+        """Offer what is full and was not taken yet."""
+        if state.tainted:
+            return
         for group, keys in enumerate(state.keys):
             first = state.num_offered[group]
             end = min(state.num_full, len(state.block_ids[group]), len(keys))
-            if first < end:
-                taken = self.controller.computed(keys, state.block_ids[group], first, end)
-                state.num_offered[group] = taken
+            if first >= end:
+                continue
+            taken = self.controller.computed(keys, state.block_ids[group], first, end)
+            state.num_offered[group] = taken
+            num_dropped = end - max(taken, state.num_tried[group])
+            state.num_tried[group] = max(end, state.num_tried[group])
+            if num_dropped > 0:
+                self.counters.add(OFFLOADS_DROPPED, ("no_room",), num_dropped)
 
-    def _may_load_in_step(self, answer: Answer) -> bool:
-        """Whether a reload is quick and cannot fail for reasons of its medium."""
-        sources = answer.match.sources[:, : answer.num_blocks]
-        if not self.shape.cuts_loads or self.config.integrity == "all":
-            return False
-        if ((sources != 0) & (sources != ABSENT)).any():
-            return False
-        cost = self.controller.cost
-        nbytes = self.controller.settings.block_nbytes
-        seconds = cost.predict_load_seconds([answer.num_blocks or 0], nbytes)
-        return seconds < self.config.reload.sync_below
+    def _offer_all(self, state: RequestState) -> None:
+        """Offer a request's blocks for the last time, from the first that was lost since."""
+        for group, keys in enumerate(state.keys):
+            taken = state.num_offered[group]
+            if taken and not self.controller.holds(keys[taken - 1]):
+                state.num_offered[group] = 0
+        self._offer(state)
 
-    def _tokens_by_tier(self, answer: Answer, num_blocks: int) -> dict[str, int]:
-        """Attribute each of the first blocks to the slowest tier that it needs."""
-        names = (DRAM, *(store.name for store in self.config.stores))
-        known = answer.match.sources[:, :num_blocks]
-        slowest = (known * (known != ABSENT)).max(axis=0) if num_blocks else []
-        tokens: dict[str, int] = {}
-        for source in slowest:
-            name = names[int(source)]
-            tokens[name] = tokens.get(name, 0) + self.shape.block_size
-        return tokens
+    def _offer_ended(self) -> None:
+        """Offer the blocks of requests that ended, once it is known that they are true."""
+        ended, self._ended = self._ended, []
+        if self._unconfirmed:
+            return  # some hold blocks of a load that nobody has confirmed
+        for state in ended:
+            self._offer_all(state)
 
-    def _record(self, state: RequestState, answer: Answer) -> None:
-        """Log the decision behind an admission."""
-        plan, match = answer.plan, answer.match
-        num_hit = match.num_blocks
-        self.counters.add(LOOKUP_TOKENS, (), state.num_asked)
-        for name, tokens in self._tokens_by_tier(answer, num_hit).items():
-            self.counters.add(HIT_TOKENS, (name,), tokens)
-        if plan is None:
-            return
-        self.counters.add(REQUESTS, ("reload" if answer.num_blocks else "recompute",))
-        block_size = self.shape.block_size
-        hits = {n: t // block_size for n, t in self._tokens_by_tier(answer, num_hit).items()}
-        predicted = {
-            "reload": plan.reload_seconds,
-            "recompute": plan.recompute_seconds,
-            "chosen": plan.chosen_seconds,
-            "auto": plan.auto_seconds,
-        }
-        self.decisions.record(
-            Decision(
-                time=self._clock(),
-                request_id=state.request_id,
-                epoch=self.controller.epoch,
-                num_tokens=state.num_asked + match.start * block_size,
-                num_local_tokens=match.start * block_size,
-                num_hit_blocks=hits,
-                predicted_seconds=predicted,
-                num_chosen_blocks=answer.num_blocks or 0,
-                mode=self.config.cost.mode,
-                reason=plan.reason.value,
-            )
-        )
-        if not answer.num_blocks:
-            self.decisions.finish(state.request_id, DecisionOutcome(0, 0))
-
-    def _loaded(self, load: LoadDone) -> None:
-        outcome = DecisionOutcome(load.num_loaded, load.num_failed, load.seconds)
-        self.decisions.finish(load.request_id, outcome)
-        state = self._requests.get(load.request_id)
-        if load.num_failed:
-            self._rewind()
-        elif state is not None:
-            for name, tokens in state.sources.items():
-                self.counters.add(TOKENS_RELOADED, (name,), tokens)
-
-    def _rewind(self) -> None:
+    def _offer_again(self) -> None:
         """Offer all blocks of all live requests again: what DRAM has is not copied twice."""
         for state in self._requests.values():
-            state.rewind()
+            state.offer_again()
+
+    def _may_load_in_step(self, state: RequestState, answer: Answer) -> bool:
+        """Whether a reload is quick and cannot fail for reasons of its medium."""
+        if not self.shape.loads_in_step or self.config.integrity == "all":
+            return False
+        controller, num_blocks = self.controller, answer.num_blocks or 0
+        nbytes = controller.settings.block_nbytes
+        if (answer.match.sources[:, :num_blocks] != 0).any():
+            return False
+        seconds = controller.cost.predict_load_seconds([num_blocks], nbytes)
+        start = answer.match.start
+        return seconds < self.config.reload.sync_below and controller.ready(
+            state.keys, start, start + num_blocks
+        )
+
+    def _loaded(self, load: LoadDone, job_id: JobId) -> None:
+        self._accounts.loaded(load, self._requests.get(load.request_id))
+        in_step = job_id in self._unconfirmed
+        self._unconfirmed.discard(job_id)
+        if not load.num_failed:
+            return
+        self._offer_again()
+        if in_step:  # the engine takes computed tokens back, also of requests that share blocks
+            self._ended.clear()
+            for state in self._requests.values():
+                state.num_full = 0

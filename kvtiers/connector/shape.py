@@ -19,8 +19,9 @@ class EngineShape:
         model: what a token costs to compute; None where it cannot be told.
         max_tokens_per_step: the engine's token budget.
         seed_flops_per_second: the engine's speed, until steps have been measured.
-        cuts_loads: whether the engine can keep the blocks before a failed one. One that cannot
-            recomputes the whole request, and must not be given synchronous loads.
+        loads_in_step: whether the engine may be given loads within the step that reads them: it
+            drops that step's output when one fails, has not scheduled another step on top of
+            it, and keeps the blocks before the failed one.
     """
 
     block_size: int
@@ -30,4 +31,4 @@ class EngineShape:
     max_tokens_per_step: int
     seed_flops_per_second: float
     hashes_per_block: int = 1
-    cuts_loads: bool = True
+    loads_in_step: bool = True

@@ -15,7 +15,7 @@ from kvtiers.control.policy import make_policy
 from kvtiers.control.presence import PresenceTable
 from kvtiers.control.reload import ABSENT, LoadRequest, Match, ReloadDesk
 from kvtiers.control.settings import ControlSettings
-from kvtiers.control.tier import Tier
+from kvtiers.control.tier import Residence, Tier
 from kvtiers.cost.links import offload_link, read_link, reload_link
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt, ReloadPlan
@@ -105,10 +105,12 @@ class Controller:
         self._reloads = ReloadDesk(settings, places, self.jobs, counters)
         self._asked: dict[str, _Asked] = {}
         self._barred: set[str] = set()
+        self._loading: dict[str, JobId] = {}
         self._lookups: dict[str, list[BlockKey]] = {}
         self._before: list[Transfer] = []
         self._fenced: set[JobId] = set()
         self._step = 0
+        self._num_evicted: dict[str, int] = {}
 
     # -- questions --------------------------------------------------------------------
 
@@ -156,6 +158,11 @@ class Controller:
         self._asked[request_id] = _Asked(version, limit, answer, since)
         return answer
 
+    def ready(self, keys: Sequence[Sequence[BlockKey]], start: int, end: int) -> bool:
+        """Whether DRAM has the blocks ``start .. end - 1`` of every KV group, all there."""
+        entries = (self.dram.get(key) for group in keys for key in group[start:end])
+        return all(e is not None and e.residence is Residence.READY for e in entries)
+
     def usage(self) -> dict[str, tuple[int, int]]:
         """Return (blocks served, capacity in blocks) by tier name, private tiers only."""
         tiers = [self.dram, *(tier for tier in self.stores if tier is not None)]
@@ -172,6 +179,7 @@ class Controller:
         """Start the reload of blocks that the engine has made room for."""
         self._asked.pop(load.request_id, None)
         job = self._reloads.start(load, self.epoch, now)
+        self._loading[load.request_id] = job.job_id
         for link, nbytes in self._read_nbytes(job).items():
             self.cost.links.submitted(link, nbytes)
         return job.job_id
@@ -186,16 +194,23 @@ class Controller:
         """Offer the full blocks ``first .. end - 1`` of one KV group to DRAM.
 
         Returns:
-            the first block that was refused for want of room, `end` when none was.
+            the first block that was refused, for want of room or of the blocks before it;
+            `end` when none was.
         """
+        parent = keys[first - 1] if first and block_ids[first - 1] >= 0 else None
         for position in range(first, end):
-            block_id = block_ids[position]
-            parent = keys[position - 1] if position else None
-            if block_id >= 0 and not self._offloads.offer(
-                keys[position], parent, block_id, self.epoch
-            ):
+            key, block_id = keys[position], block_ids[position]
+            if block_id < 0:
+                parent = None  # outside the window: not needed, and not to be had
+                continue
+            if not self._offloads.offer(key, parent, block_id, self.epoch):
                 return position
+            parent = key
         return end
+
+    def holds(self, key: BlockKey) -> bool:
+        """Whether DRAM has a block, or is about to."""
+        return self.dram.get(key) is not None
 
     def hold_before(self) -> None:
         """Put what was offered so far ahead of this step's forward pass: its blocks are full
@@ -209,6 +224,7 @@ class Controller:
         """Forget a request that finished, was aborted, or left the queue."""
         self._asked.pop(request_id, None)
         self._barred.discard(request_id)
+        self._loading.pop(request_id, None)
 
     def preempted(self, request_id: str) -> None:
         """Note a preemption: the request will be asked about again, from nothing."""
@@ -216,8 +232,9 @@ class Controller:
         self._barred.discard(request_id)
 
     def answered(self, answer: Presence) -> None:
-        """Take in what a shared store holds."""
-        self.presence.answered(answer)
+        """Take in what a shared store holds; an answer of an earlier epoch says nothing."""
+        if answer.epoch == self.epoch:
+            self.presence.answered(answer)
 
     def completed(self, completion: Completion, now: float) -> LoadDone | None:
         """Apply one rank's answer; returns a reload that is now complete.
@@ -230,9 +247,9 @@ class Controller:
             if completion.hop == HBM:
                 loaded = self._reloaded(job, outcomes, now)
             elif completion.hop != RELEASED:
-                self._offloads.settle(job, completion.hop, outcomes)
+                self._offloads.settle(job, completion.hop, outcomes, self.epoch)
                 if completion.hop == DRAM:
-                    self.cost.links.done(offload_link(), self.settings.block_nbytes * len(job.rows))
+                    self.cost.links.done(offload_link(), self._row_nbytes * len(job.rows))
         if done:
             desk = self._reloads if job.kind is TransferKind.RELOAD else self._offloads
             desk.closed(job)
@@ -240,24 +257,25 @@ class Controller:
 
     def reset(self) -> None:
         """Start a new epoch: nothing that was stored before is served again."""
+        self.hold_before()  # a job's blocks are of one epoch
         self.epoch += 1
         self.dram.reset()
-        for idx, tier in enumerate(self.stores):
+        for tier in self.stores:
             if tier is not None:
-                self._lookups.pop(self.settings.stores[idx].name, None)
                 tier.reset()
+        self._lookups.clear()
         self.presence.reset()
         self._asked.clear()
 
     def take_orders(
-        self, num_scheduled_tokens: int, sync_jobs: Iterable[JobId], now: float
+        self, num_scheduled_tokens: int, sync_jobs: Sequence[JobId], now: float
     ) -> StepOrders:
         """Return all that the ranks have to do in this step, and start the next."""
         after = self._offloads.seal()
         if after is not None:
             self._submitted(after)
         demote = self._offloads.demote(self.epoch)
-        before = [*self._before, *self._reloads.orders(now)]
+        before = [*self._before, *self._reloads.orders(now, sync_jobs)]
         if demote is not None:
             before.append(demote)
         self._step += 1
@@ -277,7 +295,9 @@ class Controller:
 
     def take_lookups(self) -> list[Lookup]:
         """Return the questions to shared stores that arose since the last call."""
-        lookups = [Lookup(store, pack_keys(keys)) for store, keys in self._lookups.items()]
+        lookups = [
+            Lookup(store, pack_keys(keys), self.epoch) for store, keys in self._lookups.items()
+        ]
         self._lookups = {}
         return lookups
 
@@ -301,12 +321,20 @@ class Controller:
             for store, keys in match.unknown.items():
                 self._lookups.setdefault(store, []).extend(keys)
 
+    @property
+    def _row_nbytes(self) -> int:
+        """Bytes of one block of one KV group, the groups taken as equal."""
+        return self.settings.block_nbytes // len(self.settings.groups)
+
     def _submitted(self, transfer: Transfer) -> None:
-        self.cost.links.submitted(offload_link(), self.settings.block_nbytes * transfer.num_blocks)
+        self.cost.links.submitted(offload_link(), self._row_nbytes * transfer.num_blocks)
 
     def _reloaded(self, job: Job, outcomes: UInt8s, now: float) -> LoadDone:
-        num_loaded, num_failed = self._reloads.settle(job, outcomes)
-        if num_failed:
+        num_loaded, num_failed = self._reloads.settle(job, outcomes, self.epoch)
+        alive = self._loading.get(job.request_id) == job.job_id
+        if alive:
+            del self._loading[job.request_id]
+        if num_failed and alive:
             self._barred.add(job.request_id)  # until it is preempted or ends: it must not loop
         for link, nbytes in self._read_nbytes(job).items():
             self.cost.links.done(link, nbytes)
@@ -314,25 +342,31 @@ class Controller:
 
     def _read_nbytes(self, job: Job) -> dict[str, int]:
         """Return the bytes that a reload queues on each link."""
-        nbytes = {reload_link(): self.settings.block_nbytes * len(job.rows)}
+        nbytes = {reload_link(): self._row_nbytes * len(job.rows)}
         for row in job.rows:
             if row.source:
                 link = read_link(self.settings.stores[row.source - 1].name)
-                nbytes[link] = nbytes.get(link, 0) + self.settings.block_nbytes
+                nbytes[link] = nbytes.get(link, 0) + self._row_nbytes
         return nbytes
 
     def _forgets(self) -> list[Forget]:
         """Return the keys that private stores must drop; DRAM needs no telling."""
-        for _ in self.dram.take_evicted():
-            self.counters.add("kvtiers_blocks_evicted_total", (DRAM,))
+        self._count_evicted(self.dram)
+        self.dram.take_left()
         forgets = []
         for tier in self.stores:
-            evicted = [] if tier is None else tier.take_evicted()
-            if tier is not None and evicted:
-                self.counters.add("kvtiers_blocks_evicted_total", (tier.name,), len(evicted))
-                gone = [key for key in evicted if tier.get(key) is None]
-                forgets.append(Forget.of(tier.name, gone))
+            if tier is not None:
+                self._count_evicted(tier)
+                left = tier.take_left()
+                if left:
+                    forgets.append(Forget.of(tier.name, left))
         return forgets
+
+    def _count_evicted(self, tier: Tier) -> None:
+        new = tier.num_evicted - self._num_evicted.get(tier.name, 0)
+        if new:
+            self._num_evicted[tier.name] = tier.num_evicted
+            self.counters.add("kvtiers_blocks_evicted_total", (tier.name,), new)
 
 
 def _slowest(sources: UInt8s) -> UInt8s:

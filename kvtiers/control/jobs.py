@@ -22,6 +22,8 @@ class Row:
         entry: the DRAM entry that the job reads or fills; None when it goes through the window.
         store_entries: by store index: read (RELOAD) or filled (OFFLOAD, DEMOTE).
         source: RELOAD: 0 for DRAM, else 1 + store index.
+        lands: whether the entry is being filled by this job, not read.
+        given_up: whether the row is sent without its source, for want of any slot to stage it.
     """
 
     key: BlockKey
@@ -29,7 +31,8 @@ class Row:
     entry: Entry | None = None
     store_entries: dict[int, Entry | None] = field(default_factory=dict)
     source: int = 0
-    lands: bool = False  # the entry is being filled by this job, not read
+    lands: bool = False
+    given_up: bool = False
 
 
 @dataclass(slots=True)
@@ -51,11 +54,6 @@ class Job:
     merged: dict[str, UInt8s] = field(default_factory=dict)
     answered: dict[str, set[Rank]] = field(default_factory=dict)
     finished: set[Rank] = field(default_factory=set)
-
-    @property
-    def num_pinned(self) -> int:
-        """Rows whose entry this job has pinned."""
-        return sum(row.entry is not None for row in self.rows)
 
 
 class JobTable:

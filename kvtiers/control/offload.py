@@ -21,8 +21,8 @@ from kvtiers.observe.metrics import Counters
 class OffloadDesk:
     """Collects the offloads of a step into one job, and settles jobs as ranks answer.
 
-    A block is written once however many requests share it. One that finds no room is
-    refused; the caller keeps it and may offer it again.
+    A block is written once however many requests share it. One that finds no room, or whose
+    prefix is nowhere, is refused; the caller keeps it and may offer it again.
     """
 
     def __init__(
@@ -42,18 +42,29 @@ class OffloadDesk:
         self._counters = counters
         self._admissions: list[Admission] = [make_admission(s.admit) for s in settings.stores]
         self._open: Job | None = None
+        self._num_demoting = 0
 
     # -- offload ----------------------------------------------------------------------
 
     def offer(self, key: BlockKey, parent: BlockKey | None, block_id: int, epoch: int) -> bool:
-        """Take a full block into the step's job; False when DRAM has no room for it."""
+        """Take a full block into the step's job; False when it is refused.
+
+        Args:
+            parent: the block before it, which must be somewhere: a block that no prefix leads
+                to can never be hit. None where no such block is needed.
+        """
         entry = self._dram.get(key)
         if entry is not None:
             return True
+        if parent is not None and not self._held(parent):
+            return False
         entry = self._dram.reserve(key, parent)
         if entry is None:
-            self._counters.add("kvtiers_offloads_dropped_total", ("no_room",))
             return False
+        if self._open is not None and self._open.epoch != epoch:
+            raise ProtocolError(
+                f"job {self._open.job_id} of epoch {self._open.epoch} is not sealed"
+            )
         if self._open is None:
             self._open = self._jobs.open(TransferKind.OFFLOAD, epoch)
         job = self._open
@@ -73,15 +84,19 @@ class OffloadDesk:
             return None
         return self._order(job)
 
-    def settle(self, job: Job, hop: str, outcomes: UInt8s) -> None:
-        """Apply the merged outcomes of one hop of an OFFLOAD or DEMOTE job."""
+    def settle(self, job: Job, hop: str, outcomes: UInt8s, epoch: int) -> None:
+        """Apply the merged outcomes of one hop of an OFFLOAD or DEMOTE job.
+
+        Args:
+            epoch: the present one; what jobs of an earlier one wrote is not believed.
+        """
         if hop == DRAM:
             self._landed(job, outcomes)
             return
         idx = self._store_idx(hop)
         for row, outcome in zip(job.rows, outcomes.tolist(), strict=True):
             if idx in row.store_entries:
-                self._settle_write(row, idx, Outcome(outcome))
+                self._settle_write(row, idx, Outcome(outcome), believed=job.epoch == epoch)
 
     def closed(self, job: Job) -> None:
         """Let go of what a finished OFFLOAD or DEMOTE job held."""
@@ -89,6 +104,7 @@ class OffloadDesk:
             if row.entry is not None:
                 self._dram.unpin(row.entry)
         if job.kind is TransferKind.DEMOTE:
+            self._num_demoting -= len(job.rows)
             self._drain_to_low_watermark(job)
 
     # -- demote -----------------------------------------------------------------------
@@ -99,10 +115,11 @@ class OffloadDesk:
         Victims that need no write leave at once. Returns the order, None when there is none.
         """
         slots = self._settings.num_slots
+        used = slots - self._dram.num_free - self._num_demoting  # as soon as those have left
         back = [i for i, s in enumerate(self._settings.stores) if s.write == "back"]
-        if not back or slots - self._dram.num_free <= self._settings.high_watermark * slots:
+        if not back or used <= self._settings.high_watermark * slots:
             return None
-        excess = slots - self._dram.num_free - int(self._settings.low_watermark * slots)
+        excess = used - int(self._settings.low_watermark * slots)
         job: Job | None = None
         while excess > 0:
             victim = self._dram.next_victim()
@@ -119,9 +136,21 @@ class OffloadDesk:
                 job = self._jobs.open(TransferKind.DEMOTE, epoch)
             self._dram.pin(victim)
             job.rows.append(row)
+            self._num_demoting += 1
         return None if job is None else self._order(job)
 
     # -- internals --------------------------------------------------------------------
+
+    def _held(self, key: BlockKey) -> bool:
+        """Whether a block is in DRAM or a store, or on its way there."""
+        if self._dram.get(key) is not None:
+            return True
+        return any(
+            self._presence.of(store.name, key) is Belief.PRESENT
+            if tier is None
+            else tier.get(key) is not None
+            for store, tier in zip(self._settings.stores, self._stores, strict=True)
+        )
 
     def _route(self, row: Row, idx: int, store: StoreSettings, parent: BlockKey | None) -> None:
         """Set room aside in a store for a row, where it is worth a write."""
@@ -140,7 +169,7 @@ class OffloadDesk:
             return
         row.store_entries[idx] = entry
 
-    def _settle_write(self, row: Row, idx: int, outcome: Outcome) -> None:
+    def _settle_write(self, row: Row, idx: int, outcome: Outcome, *, believed: bool) -> None:
         """Apply the fate of one write to a store."""
         name, tier = self._settings.stores[idx].name, self._stores[idx]
         entry = row.store_entries[idx]
@@ -150,7 +179,7 @@ class OffloadDesk:
             self._counters.add("kvtiers_blocks_failed_total", (outcome.name.lower(),))
         if tier is not None and entry is not None:
             tier.commit(entry) if outcome is Outcome.OK else tier.abandon(entry)
-        elif outcome is Outcome.OK:
+        elif outcome is Outcome.OK and believed:
             self._presence.wrote(name, row.key)
 
     def _landed(self, job: Job, outcomes: UInt8s) -> None:

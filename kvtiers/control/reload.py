@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,16 @@ from kvtiers.control.presence import Belief
 from kvtiers.control.settings import ControlSettings
 from kvtiers.control.tier import Entry, Residence
 from kvtiers.model.keys import BlockKey, pack_keys
-from kvtiers.model.messages import DRAM, NO_BLOCK, NO_SLOT, Transfer, TransferKind, UInt8s, int64s
+from kvtiers.model.messages import (
+    DRAM,
+    NO_BLOCK,
+    NO_SLOT,
+    JobId,
+    Transfer,
+    TransferKind,
+    UInt8s,
+    int64s,
+)
 from kvtiers.model.outcome import Outcome
 from kvtiers.observe.metrics import Counters
 
@@ -113,7 +122,7 @@ class ReloadDesk:
         sources = np.full((len(columns), num), ABSENT, np.uint8)
         for idx, column in enumerate(columns):
             sources[idx, : min(num, len(column))] = column[:num]
-        return Match(start, sources, self._cuts(sources, start), unknown)
+        return Match(start, sources, self._cuts(sources, start) & self._fits(sources), unknown)
 
     def _locate(
         self,
@@ -167,6 +176,15 @@ class ReloadDesk:
             valid &= absent_before[lengths] == absent_before[first]
         return valid
 
+    def _fits(self, sources: UInt8s) -> Bools:
+        """Return which prefix lengths one job can load now: what comes from below needs a slot
+        to land in, beside those that the job reads and others hold."""
+        num_read = np.concatenate(([0], np.cumsum((sources == 0).sum(axis=0))))
+        below = ((sources != 0) & (sources != ABSENT)).any(axis=0)
+        staged = np.concatenate(([False], np.logical_or.accumulate(below)))
+        room = self._settings.num_slots - self._dram.num_busy
+        return np.asarray(~staged | (num_read < room), dtype=np.bool_)
+
     # -- commands ---------------------------------------------------------------------
 
     def start(self, load: LoadRequest, epoch: int, now: float) -> Job:
@@ -178,48 +196,69 @@ class ReloadDesk:
         job = self._jobs.open(TransferKind.RELOAD, epoch, load.request_id)
         job.started = now
         end = load.start + load.num_blocks
-        touched: list[Entry] = []
+        parents: list[BlockKey | None] = []
         for idx, group in enumerate(self._settings.groups):
             first = max(load.start, group.first_needed(end, self._settings.block_size))
             keys, block_ids = load.keys[idx], load.block_ids[idx]
             for position in range(first, end):
                 if block_ids[position] == NO_BLOCK:
                     continue
-                parent = keys[position - 1] if position else None
-                row = self._row(keys[position], parent, block_ids[position])
-                if row.entry is not None:
-                    touched.append(row.entry)
-                job.rows.append(row)
-        self._dram.touch(reversed(touched))
+                parents.append(keys[position - 1] if position else None)
+                job.rows.append(Row(keys[position], block_ids[position]))
+        self._pin_sources(job)
+        for row, parent in zip(job.rows, parents, strict=True):
+            if row.source:
+                row.entry = self._promotion(row.key, parent)
+                row.lands = row.entry is not None
+        self._dram.touch(row.entry for row in reversed(job.rows) if row.entry is not None)
         self._waiting.append(job)
         return job
 
-    def orders(self, now: float) -> list[Transfer]:
-        """Return the orders of the waiting jobs that got their window, oldest first.
+    def orders(self, now: float, urgent: Container[JobId] = ()) -> list[Transfer]:
+        """Return the orders of the waiting jobs that can run now, oldest first.
 
-        A job whose deadline has passed is sent without one, so that its ranks answer.
+        Jobs wait for a staging window in the order they came, and for blocks that a job before
+        them still has to bring to DRAM. One whose deadline has passed is sent without a window,
+        so that its ranks answer. So is one that waits for nobody: what it would have staged
+        comes back as MISSING.
+
+        Args:
+            urgent: jobs that the engine's next step reads; they are sent whatever happens.
         """
-        sent = []
-        while self._waiting:
-            job = self._waiting[0]
-            need = sum(row.source > 0 and row.entry is None for row in job.rows)
-            if need and not job.window:
-                job.window = self._dram.take_window(min(need, self._settings.max_window))
-                expired = now - job.started >= self._settings.reload_deadline
-                if not job.window and not expired:
-                    break
-            self._waiting.popleft()
-            sent.append(self._order(job, now))
-        return sent
+        num_running = len(self._jobs) - len(self._waiting)
+        sent: list[Job] = []
+        kept: deque[Job] = deque()
+        coming: set[BlockKey] = set()
+        stuck = False
+        for job in self._waiting:
+            depends = any(row.key in coming for row in job.rows if row.entry and not row.lands)
+            stages = any(row.source > 0 and row.entry is None for row in job.rows)
+            waits = depends or (stages and stuck) or (stages and not self._stage(job, now))
+            stuck |= stages and waits
+            if waits and stages and not depends and num_running + len(sent) + len(kept) == 0:
+                _give_up_staging(job)
+                waits = False
+            if waits and job.job_id not in urgent:
+                kept.append(job)
+                coming.update(row.key for row in job.rows if row.lands)
+            else:
+                sent.append(job)
+        self._waiting = kept
+        return [self._order(job, now) for job in sent]
 
-    def settle(self, job: Job, outcomes: UInt8s) -> tuple[int, int]:
-        """Apply the merged outcomes of a RELOAD job; returns blocks (loaded, failed)."""
+    def settle(self, job: Job, outcomes: UInt8s, epoch: int) -> tuple[int, int]:
+        """Apply the merged outcomes of a RELOAD job; returns blocks (loaded, failed).
+
+        Args:
+            epoch: the present one; what jobs of an earlier one missed says nothing.
+        """
         loaded = [0] * (1 + len(self._settings.stores))
         failed = 0
         for row, outcome in zip(job.rows, outcomes.tolist(), strict=True):
             ok = outcome == Outcome.OK
             self._settle_dram(row, ok, outcome)
-            self._settle_store(row, outcome)
+            if job.epoch == epoch:
+                self._settle_store(row, outcome)
             if ok:
                 loaded[row.source] += 1
             else:
@@ -244,31 +283,45 @@ class ReloadDesk:
 
     # -- internals --------------------------------------------------------------------
 
-    def _row(self, key: BlockKey, parent: BlockKey | None, block_id: int) -> Row:
-        """Pin the source of one block, and set room aside in DRAM where it will be promoted."""
-        entry = self._dram.get(key)
-        if entry is not None:
-            self._dram.pin(entry)
-            return Row(key, block_id, entry)
-        source = self._locate_below(key, {})
-        row = Row(key, block_id, source=0 if source == ABSENT else source)
+    def _stage(self, job: Job, now: float) -> bool:
+        """Get a job its window; True when it has one, or no time left to wait for it."""
+        if not job.window:
+            num = sum(row.source > 0 and row.entry is None for row in job.rows)
+            job.window = self._dram.take_window(min(num, self._settings.max_window))
+        return bool(job.window) or now - job.started >= self._settings.reload_deadline
+
+    def _pin_sources(self, job: Job) -> None:
+        """Pin all that a job reads, before anything makes room for what it brings."""
+        dram = self._dram
+        entries = [dram.get(row.key) for row in job.rows]
+        stages = any(
+            entry is None and self._locate_below(row.key, {}) != ABSENT
+            for row, entry in zip(job.rows, entries, strict=True)
+        )
+        for row, entry in zip(job.rows, entries, strict=True):
+            # A job that stages must not wait for a slot that only itself could free.
+            full = stages and dram.num_busy + 1 >= self._settings.num_slots
+            if entry is not None and not (full and entry.idle):
+                dram.pin(entry)
+                row.entry = entry
+            else:
+                self._pin_below(row)
+
+    def _pin_below(self, row: Row) -> None:
+        source = self._locate_below(row.key, {})
         if source == ABSENT:
-            return row
+            return
+        row.source = source
         tier = self._stores[source - 1]
-        if tier is not None:
-            stored = tier.get(key)
-            if stored is not None:
-                tier.pin(stored)
-                tier.touch((stored,))
-                row.store_entries[source - 1] = stored
-        row.entry = self._promotion(key, parent)
-        row.lands = row.entry is not None
-        return row
+        stored = None if tier is None else tier.get(row.key)
+        if tier is not None and stored is not None:
+            tier.pin(stored)
+            tier.touch((stored,))
+            row.store_entries[source - 1] = stored
 
     def _promotion(self, key: BlockKey, parent: BlockKey | None) -> Entry | None:
         """Reserve a DRAM slot for a block from below, leaving half of DRAM to other jobs."""
-        held = self._dram.num_pins + self._dram.num_held
-        if held >= self._settings.num_slots // 2:
+        if self._dram.num_busy >= self._settings.num_slots // 2 or self._dram.get(key) is not None:
             return None
         entry = self._dram.reserve(key, parent)
         if entry is not None:
@@ -289,7 +342,7 @@ class ReloadDesk:
             self._dram.doom(entry)
 
     def _settle_store(self, row: Row, outcome: int) -> None:
-        if row.source == 0:
+        if row.source == 0 or row.given_up:
             return
         idx = row.source - 1
         store = self._settings.stores[idx]
@@ -312,10 +365,15 @@ class ReloadDesk:
             keys=pack_keys(row.key for row in job.rows),
             block_ids=int64s([row.block_id for row in job.rows]),
             slots=int64s([NO_SLOT if row.entry is None else row.entry.slot for row in job.rows]),
-            sources=np.array([row.source for row in job.rows], np.uint8),
+            sources=np.array([0 if r.given_up else r.source for r in job.rows], np.uint8),
             targets=np.zeros(len(job.rows), np.uint8),
             stores=tuple(store.name for store in self._settings.stores),
             window=int64s(job.window),
             deadline=left,
             request_id=job.request_id,
         )
+
+
+def _give_up_staging(job: Job) -> None:
+    for row in job.rows:
+        row.given_up = row.source > 0 and row.entry is None

@@ -34,14 +34,14 @@ class Entry(ChainNode):
     doomed: bool = False
 
     @property
+    def idle(self) -> bool:
+        """Whether it is served and no job holds it."""
+        return self.residence is Residence.READY and self.pins == 0 and not self.doomed
+
+    @property
     def evictable(self) -> bool:
-        """Whether it may leave: READY, unpinned, the tail of its chain, still served."""
-        return (
-            self.residence is Residence.READY
-            and self.pins == 0
-            and self.first_child is None
-            and not self.doomed
-        )
+        """Whether it may leave: idle, and the tail of its chain."""
+        return self.first_child is None and self.idle
 
 
 class Tier:
@@ -63,9 +63,8 @@ class Tier:
         self._entries: dict[BlockKey, Entry] = {}
         self._chains = Chains()
         self._free = list(range(capacity_blocks - 1, -1, -1))
-        self._num_doomed = 0
-        self._num_window = 0
-        self._evicted: list[BlockKey] = []
+        self._num_idle = 0
+        self._left: list[BlockKey] = []
 
     # -- questions --------------------------------------------------------------------
 
@@ -84,9 +83,9 @@ class Tier:
         return len(self._entries)
 
     @property
-    def num_held(self) -> int:
-        """Slots that only a release brings back: doomed entries and windows."""
-        return self._num_doomed + self._num_window
+    def num_busy(self) -> int:
+        """Slots that come back only when a job lets go of them: pinned, reserved, in a window."""
+        return self.capacity_blocks - len(self._free) - self._num_idle
 
     def entries(self) -> Iterator[Entry]:
         """Iterate over the served entries."""
@@ -126,19 +125,21 @@ class Tier:
             self._release(entry)
             return
         self.version += 1
+        self._num_idle += entry.pins == 0
         self._expose(entry)
 
     def abandon(self, entry: Entry) -> None:
         """Give up a reservation: the bytes never came."""
         self._settle(entry)
-        entry.residence = Residence.READY  # no transfer holds it any longer, only pins may
         self.doom(entry)
+        entry.residence = Residence.READY  # no transfer holds it any longer, only pins may
         self._release(entry)
 
     def pin(self, entry: Entry) -> None:
         """Forbid eviction while a job reads the entry."""
         if entry.evictable:
             self._policy.shielded(entry.key)
+        self._num_idle -= entry.idle
         entry.pins += 1
         self.num_pins += 1
 
@@ -152,6 +153,7 @@ class Tier:
             raise ProtocolError(f"tier {self.name!r}: unpin of {entry.key.hex()}, no pin held")
         entry.pins -= 1
         self.num_pins -= 1
+        self._num_idle += entry.idle
         self._expose(entry)
         if entry.doomed:
             self._release(entry)
@@ -166,9 +168,10 @@ class Tier:
         """Stop serving an entry at once; its slot is free when the last job lets go."""
         if entry.doomed:
             return
+        self._num_idle -= entry.idle
         entry.doomed = True
-        self._num_doomed += 1
         self.version += 1
+        self._left.append(entry.key)
         del self._entries[entry.key]
         self._policy.removed(entry.key)
         self._unlink(entry)
@@ -183,13 +186,13 @@ class Tier:
         if not entry.evictable:
             raise ProtocolError(f"tier {self.name!r}: {entry.key.hex()} may not leave")
         self.num_evicted += 1
-        self._evicted.append(entry.key)
         self.doom(entry)
 
-    def take_evicted(self) -> list[BlockKey]:
-        """Return the keys evicted since the last call."""
-        evicted, self._evicted = self._evicted, []
-        return evicted
+    def take_left(self) -> list[BlockKey]:
+        """Return the keys that left since the last call, for whatever reason but a reset: some
+        rank may still hold them. A key that has come back meanwhile is not among them."""
+        left, self._left = self._left, []
+        return [key for key in left if key not in self._entries]
 
     def take_window(self, num_slots: int) -> list[int]:
         """Set up to `num_slots` keyless slots aside, evicting if need be; [] when none can be."""
@@ -199,20 +202,17 @@ class Tier:
             if slot is None:
                 break
             window.append(slot)
-        self._num_window += len(window)
         return window
 
     def give_window(self, window: Iterable[int]) -> None:
         """Return the slots of a window."""
-        for slot in window:
-            self._num_window -= 1
-            self._free.append(slot)
+        self._free.extend(window)
 
     def reset(self) -> None:
         """Stop serving every entry; slots under transfer come back as their jobs end."""
         for entry in list(self._entries.values()):
             self.doom(entry)
-        self._evicted.clear()
+        self._left.clear()
 
     # -- internals --------------------------------------------------------------------
 
@@ -238,7 +238,6 @@ class Tier:
     def _release(self, entry: Entry) -> None:
         """Free a doomed entry's slot once nothing holds it."""
         if entry.pins == 0 and entry.residence is Residence.READY and entry.slot >= 0:
-            self._num_doomed -= 1
             self._free.append(entry.slot)
             entry.slot = -1
 
@@ -247,9 +246,9 @@ class Tier:
             self._policy.exposed(entry.key)
 
     def _link(self, entry: Entry) -> None:
-        shielded = self._chains.add(entry)
-        if isinstance(shielded, Entry):
-            self._policy.shielded(shielded.key)
+        parent = self._chains.add(entry)  # which was the tail of its chain until now
+        if isinstance(parent, Entry) and parent.idle:
+            self._policy.shielded(parent.key)
 
     def _unlink(self, entry: Entry) -> None:
         parent = self._chains.remove(entry)

@@ -133,6 +133,7 @@ class Lookup:
 
     store: str
     keys: bytes
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +141,13 @@ class Presence:
     """The answer to a `Lookup`; a hint, since another process may evict at any time.
 
     Attributes:
-        present: one flag (0 or 1) per key.
+        present: one flag (0 or 1) per key. epoch: of the question.
     """
 
     store: str
     keys: bytes
     present: UInt8s
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

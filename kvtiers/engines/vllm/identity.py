@@ -79,7 +79,9 @@ def engine_shape(vllm_config: Any, kv_cache_config: Any) -> EngineShape:
         max_tokens_per_step=int(vllm_config.scheduler_config.max_num_batched_tokens),
         seed_flops_per_second=_SEED_FLOPS.get(device, _SEED_FLOPS["cuda"]) * num_ranks,
         hashes_per_block=block_size // hash_size,
-        cuts_loads=len(groups) == 1,
+        # With asynchronous scheduling the next step already runs on a load that failed.
+        loads_in_step=len(groups) == 1
+        and not getattr(vllm_config.scheduler_config, "async_scheduling", False),
     )
 
 
