@@ -155,6 +155,22 @@ def reset_in_flight(engine: Engine, *, reset_connector: bool = True) -> Answers:
     return _run(engine, {f"after {name}": (prompt, 8) for name, prompt in prompts.items()})
 
 
+def dram(num_blocks: int, options: EngineOptions = SMALL_POOL, **sections: object) -> EngineOptions:
+    """(h) Return ``options`` with a DRAM tier of about ``num_blocks`` blocks of one KV group.
+
+    Every hit is reloaded, asynchronously, unless ``sections`` of the configuration say
+    otherwise. Eight blocks are far fewer than most requests here have.
+    """
+    group_share = 2 if options.model.sliding_window else 1
+    block_nbytes = options.model.kv_nbytes_per_token * options.block_size // group_share
+    config: dict[str, object] = {
+        "tiers": [{"kind": "dram", "capacity": f"{num_blocks * (block_nbytes + 4096)}B"}],
+        "cost": {"mode": "always"},
+        "reload": {"sync_below": "0ms"},
+    }
+    return replace(options, kvtiers=config | sections)
+
+
 SCENARIOS = (
     Scenario("long prompt again", long_prompt_again),
     Scenario("preemption", preemption),
