@@ -361,7 +361,7 @@ class StoreSuite(ABC):
         """Any sequence of calls, several batches at a time, against a plain dict."""
 
         def machine() -> StoreMachine:
-            return StoreMachine(make_store(8 * SLOT_NBYTES), slab, 8 * SLOT_NBYTES)
+            return StoreMachine(make_store(3 * SLOT_NBYTES), slab, 3 * SLOT_NBYTES)
 
         checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
         config = settings(

@@ -1,0 +1,139 @@
+"""The suite finds stores that break a promise: a suite that cannot fail proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvtiers.data.memory_store import MemoryStore
+from kvtiers.data.slab import Slab
+from kvtiers.data.store import FrameRef, StoreAnswer, StoreTicket
+from kvtiers.model.keys import StoreKey
+from kvtiers.model.outcome import Outcome
+from kvtiers.testing.faults import WrapperStore
+from kvtiers.testing.store_machine import StoreMachine
+
+CAPACITY = 30_000
+
+# No shrinking: that there is a failure is all that is asked.
+CONFIG = settings(
+    max_examples=300,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+)
+
+
+class KeepsDeleted(WrapperStore):
+    def delete(self, keys: Iterable[StoreKey]) -> None:
+        pass
+
+
+class KeepsCleared(WrapperStore):
+    def clear(self) -> None:
+        pass
+
+
+class Overwrites(WrapperStore):
+    def put(self, frames: Sequence[FrameRef]) -> StoreTicket:
+        self.inner.delete([frame.key for frame in frames])
+        return self.inner.put(frames)
+
+
+class ListsRefused(WrapperStore):
+    """A failed put stays visible: R53."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner)
+        self.offered: set[StoreKey] = set()
+
+    def put(self, frames: Sequence[FrameRef]) -> StoreTicket:
+        self.offered |= {frame.key for frame in frames}
+        return self.inner.put(frames)
+
+    def keys(self) -> list[StoreKey]:
+        return list(self.offered | set(self.inner.keys()))
+
+
+class Relabels(WrapperStore):
+    """Answers every batch with other outcomes."""
+
+    old, new = Outcome.MISSING, Outcome.OK
+
+    def poll(self) -> list[StoreAnswer]:
+        return [
+            replace(a, outcomes=tuple(self.new if o is self.old else o for o in a.outcomes))
+            for a in self.inner.poll()
+        ]
+
+
+class CallsMissingOk(Relabels):
+    """R33: a failed load counted as loaded."""
+
+
+class CallsCorruptOk(Relabels):
+    old = Outcome.CORRUPT
+
+
+class CallsFullOk(Relabels):
+    old = Outcome.FULL
+
+
+class SwapsOutcomes(WrapperStore):
+    def poll(self) -> list[StoreAnswer]:
+        return [replace(a, outcomes=a.outcomes[::-1]) for a in self.inner.poll()]
+
+
+class AnswersTwice(WrapperStore):
+    def poll(self) -> list[StoreAnswer]:
+        return self.inner.poll() * 2
+
+
+class SwapsFrames(WrapperStore):
+    """R37: brings another frame's bytes."""
+
+    def get(self, frames: Sequence[FrameRef]) -> StoreTicket:
+        slots = [frame.slot for frame in reversed(frames)]
+        return self.inner.get([replace(f, slot=s) for f, s in zip(frames, slots, strict=True)])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        KeepsDeleted,
+        KeepsCleared,
+        Overwrites,
+        ListsRefused,
+        CallsMissingOk,
+        CallsCorruptOk,
+        CallsFullOk,
+        SwapsOutcomes,
+        AnswersTwice,
+        SwapsFrames,
+    ],
+)
+def test_machine_finds_a_store_that(broken: Callable[[MemoryStore], WrapperStore]) -> None:
+    slab = Slab(16, 12_288, pin="off")
+
+    def machine() -> StoreMachine:
+        return StoreMachine(broken(MemoryStore(slab, CAPACITY)), slab, CAPACITY)
+
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=CONFIG)
+
+
+def test_machine_finds_a_store_that_ignores_its_bound() -> None:
+    slab = Slab(16, 12_288, pin="off")
+
+    def machine() -> StoreMachine:
+        return StoreMachine(MemoryStore(slab, 2**30), slab, CAPACITY)
+
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=CONFIG)
