@@ -185,9 +185,14 @@ class HeldStore(WrapperStore):
         return len(self._held)
 
     @property
+    def held_frames(self) -> list[Sequence[FrameRef]]:
+        """The frames of those batches, oldest first."""
+        return [frames for _, _, frames in self._held]
+
+    @property
     def held_slots(self) -> set[int]:
         """Slots of those batches."""
-        return {frame.slot for _, _, frames in self._held for frame in frames}
+        return {frame.slot for frames in self.held_frames for frame in frames}
 
     def put(self, frames: Sequence[FrameRef]) -> StoreTicket:
         """Hold."""

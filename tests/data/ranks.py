@@ -7,9 +7,10 @@ from collections.abc import Callable
 from kvtiers.data.memory_store import MemoryStore
 from kvtiers.data.slab import Slab
 from kvtiers.data.store import BlockStore
+from kvtiers.model.keys import BlockKey
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.fake_device import make_layout
-from kvtiers.testing.fake_rank import FakeRank
+from kvtiers.testing.fake_rank import FakeRank, keys_of
 from kvtiers.testing.faults import FaultyStore, HeldStore
 
 OK = Outcome.OK
@@ -51,3 +52,22 @@ def assert_at_rest(rank: FakeRank) -> None:
     assert rank.shop.slots.num_landing == 0
     assert rank.device.num_tickets == 0
     assert rank.executor.poll() == []
+
+
+def offloaded(rank: FakeRank, *numbers: int, targets: int = 0) -> list[BlockKey]:
+    """Offload blocks to the slots of their numbers, then wipe the engine's blocks."""
+    keys = keys_of(*numbers)
+    rank.fill(numbers, keys)
+    job = rank.submit(rank.orders.offload(keys, numbers, numbers, targets))
+    rank.settle()
+    release(rank)
+    assert all(outcomes == [OK] * len(keys) for outcomes in rank.outcomes(job).values())
+    rank.fill(numbers, keys_of(*(100 + n for n in numbers)))
+    return keys
+
+
+def release(rank: FakeRank) -> None:
+    """Let held stores work until nothing is held."""
+    for store in rank.stores.values():
+        while isinstance(store, HeldStore) and store.release():
+            rank.settle()
