@@ -18,6 +18,7 @@ class RequestState:
         keys: per KV group, derived from the hashes once.
         block_ids: per KV group, the engine blocks as last seen.
         num_full: blocks whose tokens are known and computed once the present step is done.
+        num_computed: tokens computed once the present step is done.
         num_offered: per KV group, leading blocks that have been taken by DRAM.
         num_tried: per KV group, leading blocks that were offered at all.
         admitted: whether it holds engine blocks. tainted: whether those were computed before a
@@ -34,6 +35,7 @@ class RequestState:
     num_offered: list[int]
     num_tried: list[int]
     num_full: int = 0
+    num_computed: int = 0
     admitted: bool = False
     tainted: bool = False
     num_asked: int = 0

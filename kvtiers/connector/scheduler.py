@@ -15,7 +15,7 @@ from kvtiers.control.controller import Answer, Controller, LoadDone
 from kvtiers.control.reload import LoadRequest
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError
-from kvtiers.model.messages import DRAM, Hello, JobId, StepOrders, WorkerReport
+from kvtiers.model.messages import DRAM, NO_BLOCK, Hello, JobId, StepOrders, WorkerReport
 from kvtiers.model.outcome import Outcome
 from kvtiers.observe.decisions import DecisionLog
 from kvtiers.observe.metrics import (
@@ -219,6 +219,7 @@ class SchedulerConnector:
         for request_id in step.preempted:
             state = self._requests.get(request_id)
             if state is not None:
+                self._drop_slid_blocks(state)
                 self._offer_all(state)
                 state.lose_blocks()
                 controller.preempted(request_id)
@@ -316,14 +317,23 @@ class SchedulerConnector:
         if state is None:
             return
         state.derive_keys(self.shape.hashes_per_block)
+        state.num_computed = num_computed
         state.num_full = min(num_computed // self.shape.block_size, len(state.keys[0]))
         state.admitted = True
         if state.tainted or min(state.num_offered) >= state.num_full:
             return
-        if min(map(len, state.block_ids)) < state.num_full:
-            state.block_ids = [list(group) for group in block_ids(request_id)]
+        # Never from memory: blocks leave a sliding window while the request runs, and what was
+        # seen before may hold another request's tokens by now.
+        state.block_ids = [list(group) for group in block_ids(request_id)]
         if self.config.policy.offload == "eager":
             self._offer(state)
+
+    def _drop_slid_blocks(self, state: RequestState) -> None:
+        """Forget which engine blocks had left a window when the request lost the others."""
+        for block_ids, window in zip(state.block_ids, self.shape.windows, strict=True):
+            if window is not None:
+                gone = max(0, (state.num_computed - window + 1) // self.shape.block_size)
+                block_ids[:gone] = [NO_BLOCK] * min(gone, len(block_ids))
 
     def _offer(self, state: RequestState) -> None:
         """Offer what is full and was not taken yet."""

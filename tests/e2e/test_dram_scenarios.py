@@ -56,6 +56,22 @@ def test_the_same_tokens_as_without_kvtiers(
     assert tiers.count(BLOCKS_OFFLOADED, "dram") > 0
 
 
+@pytest.mark.parametrize("capacity", ["768KiB", "1MiB", "1200KiB"])
+@pytest.mark.parametrize("offload", ["eager", "lazy"])
+def test_blocks_that_left_a_sliding_window_are_not_offloaded_late(
+    engines: Engines, references: References, offload: str, capacity: str
+) -> None:
+    """Refused offers were repeated with engine blocks that held another request's tokens."""
+    sections = {"reload": {"sync_below": "0ms"}, "policy": {"offload": offload}}
+    waves = next(s for s in SCENARIOS if s.name == "waves")
+    expected = references.answers(waves, SMALL_HYBRID_POOL)
+    engine = engines.get(tiered(SMALL_HYBRID_POOL, dram(capacity, **sections)))
+    tiers = Tiers(engine)
+    assert not differences(expected, waves.drive(engine))
+    assert tiers.count(BLOCKS_RELOADED, "dram") > 0
+    tiers.assert_at_rest()
+
+
 @each_pool
 def test_lower_tiers_are_really_used(engines: Engines, pool: EngineOptions) -> None:
     engine = engines.get(tiered(pool, CONFIGURATIONS["memory below a tiny DRAM"]))
