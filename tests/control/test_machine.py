@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
+from kvtiers.testing import control_machine
+from kvtiers.testing.control_machine import ControllerMachine, random_walk
 from kvtiers.testing.machine import TierMachine
 
-TestTier = TierMachine.TestCase
-TestTier.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+CONFIGURATIONS = ("dram_only", "write_through", "write_back", "shared_store", "two_groups")
+each_configuration = pytest.mark.parametrize("name", CONFIGURATIONS)
+
+
+def test_tier_loses_and_shares_no_slot():
+    run_state_machine_as_test(
+        TierMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+    )
+
+
+@each_configuration
+def test_controller_keeps_its_promises_and_returns_to_its_start(name):
+    class Machine(ControllerMachine):
+        SETTINGS = getattr(control_machine, name)
+
+    run_state_machine_as_test(
+        Machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+    )
+
+
+@each_configuration
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_long_random_walk_leaks_nothing(name, num_ranks):
+    """R30: hours of load in one go; Hypothesis finds short stories, this one wear."""
+    for seed in range(4):
+        engine = random_walk(getattr(control_machine, name), num_ranks, seed, 3000)
+        assert engine.controller.counters.value("kvtiers_blocks_reloaded_total", ("dram",)) > 100

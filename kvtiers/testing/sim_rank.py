@@ -1,0 +1,214 @@
+"""A rank of the copying plane without bytes: slots and blocks that know whose content they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtiers.model.keys import BlockKey, Rank
+from kvtiers.model.messages import (
+    DRAM,
+    HBM,
+    NO_SLOT,
+    RELEASED,
+    Completion,
+    JobId,
+    StepOrders,
+    Transfer,
+    TransferKind,
+)
+from kvtiers.model.outcome import Outcome
+
+Faults = Mapping[int, Outcome]  # row to what becomes of it instead of OK
+
+
+class SimStore:
+    """Frames by generation, rank and key; one object is one medium, private or shared."""
+
+    def __init__(self, capacity_frames: int | None = None) -> None:
+        self.capacity_frames = capacity_frames
+        self.frames: set[tuple[int, Rank, BlockKey]] = set()
+        self.written: set[tuple[int, Rank, BlockKey]] = set()  # at any time
+
+    def put(self, name: tuple[int, Rank, BlockKey]) -> Outcome:
+        """Keep a frame."""
+        if name in self.frames:
+            return Outcome.OK
+        if self.capacity_frames is not None and len(self.frames) >= self.capacity_frames:
+            return Outcome.FULL
+        self.frames.add(name)
+        self.written.add(name)
+        return Outcome.OK
+
+
+@dataclass(slots=True)
+class SimJob:
+    """An order under way: the hops that have not been answered, in their order."""
+
+    transfer: Transfer
+    hops: list[str]
+    keys: list[BlockKey] = field(init=False)
+    dram: list[Outcome] = field(init=False)
+    reads: set[int] = field(init=False)
+    writes: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        transfer = self.transfer
+        self.keys = transfer.block_keys()
+        self.dram = [Outcome.OK] * len(self.keys)
+        slots, sources = transfer.slots.tolist(), transfer.sources.tolist()
+        lands = [transfer.kind is TransferKind.OFFLOAD or source > 0 for source in sources]
+        used = [(slot, to) for slot, to in zip(slots, lands, strict=True) if slot != NO_SLOT]
+        self.reads = {slot for slot, to in used if not to}
+        self.writes = {slot for slot, to in used if to} | set(transfer.window.tolist())
+
+
+class SimRank:
+    """Takes orders, and answers each hop when it is told to, as well or badly as it is told.
+
+    It asserts what a real rank would suffer from: a slot that two jobs write or one writes
+    while another reads, a block that is read after it was overwritten.
+
+    Args:
+        stores: private to this rank, or shared with others.
+    """
+
+    def __init__(self, rank: Rank, num_slots: int, stores: Mapping[str, SimStore]) -> None:
+        self.rank = rank
+        self.slots: list[BlockKey | None] = [None] * num_slots
+        self.blocks: dict[int, BlockKey | None] = {}
+        self.stores = stores
+        self.jobs: dict[JobId, SimJob] = {}
+        self.epoch = 0
+
+    # -- orders -----------------------------------------------------------------------
+
+    def take(self, orders: StepOrders) -> list[Completion]:
+        """Take a step's orders in; returns the answers of what a fence made it read at once."""
+        if orders.epoch > self.epoch:
+            self.epoch = orders.epoch
+            for store in self.stores.values():
+                if store.capacity_frames is not None:
+                    store.frames = {f for f in store.frames if f[1] != self.rank}
+        for forget in orders.forgets:
+            for key in forget.block_keys():
+                self.stores[forget.store].frames.discard((self.epoch, self.rank, key))
+        for transfer in (*orders.before, *orders.after):
+            self._accept(transfer)
+        for job_id in orders.sync_loads:
+            assert job_id in self.jobs, f"job {job_id} is needed in this step and not ordered"
+        unread = [i for i in orders.fences if i in self.jobs and self.jobs[i].hops[0] == DRAM]
+        return [self.answer(job_id) for job_id in unread]
+
+    def _accept(self, transfer: Transfer) -> None:
+        job = SimJob(transfer, _hops(transfer))
+        assert not job.reads & job.writes, "a job reads a slot that it fills"
+        for other in self.jobs.values():
+            assert not job.writes & (other.writes | other.reads), "a slot has two owners"
+            for row, slot in enumerate(transfer.slots.tolist()):
+                if slot in other.writes & job.reads:
+                    assert job.keys[row] in other.keys, "reads what another job overwrites"
+        assert transfer.job_id not in self.jobs
+        self.jobs[transfer.job_id] = job
+
+    # -- answers ----------------------------------------------------------------------
+
+    def answerable(self) -> list[JobId]:
+        """Return the jobs that can answer their next hop: their sources are not on the way."""
+        return [job_id for job_id, job in self.jobs.items() if not self._waits(job_id, job)]
+
+    def _waits(self, job_id: JobId, job: SimJob) -> bool:
+        if job.transfer.kind is not TransferKind.RELOAD or job.transfer.epoch < self.epoch:
+            return False
+        others = (other for i, other in self.jobs.items() if i != job_id)
+        return any(other.hops[0] in (DRAM, HBM) and other.writes & job.reads for other in others)
+
+    def answer(self, job_id: JobId, faults: Faults | None = None, late: bool = False) -> Completion:
+        """Do the next hop of a job, and say what became of it.
+
+        Args:
+            faults: rows that fail. late: RELOAD: give all rows up first, and the slots later.
+        """
+        job, faults = self.jobs[job_id], faults or {}
+        hop = job.hops.pop(0)
+        outcomes = [self._do(job, hop, row, faults.get(row)) for row in range(len(job.keys))]
+        if late and hop == HBM:
+            outcomes = [Outcome.TIMED_OUT] * len(job.keys)
+            job.hops.append(RELEASED)
+        if hop == DRAM:
+            job.dram = outcomes
+        last = not job.hops
+        if last:
+            del self.jobs[job_id]
+        column = np.array(outcomes, np.uint8)
+        return Completion(job_id, job.transfer.epoch, self.rank, hop, column, last)
+
+    def _do(self, job: SimJob, hop: str, row: int, fault: Outcome | None) -> Outcome:
+        if hop == RELEASED:
+            return Outcome.TIMED_OUT
+        if job.transfer.epoch < self.epoch:
+            return Outcome.STALE
+        if hop == HBM:
+            return self._reload(job, row, fault)
+        if hop == DRAM:
+            return self._gather(job, row, fault)
+        return self._write(job, hop, row, fault)
+
+    def _gather(self, job: SimJob, row: int, fault: Outcome | None) -> Outcome:
+        if fault is not None:
+            return fault
+        found = self.blocks.get(int(job.transfer.block_ids[row]))
+        assert found == job.keys[row], "a block was overwritten before it was read"
+        self.slots[int(job.transfer.slots[row])] = found
+        return Outcome.OK
+
+    def _write(self, job: SimJob, store: str, row: int, fault: Outcome | None) -> Outcome:
+        if not int(job.transfer.targets[row]) >> job.transfer.stores.index(store) & 1:
+            return Outcome.OK
+        if job.dram[row] is not Outcome.OK:
+            return job.dram[row]
+        if fault is not None:
+            return fault
+        if self.slots[int(job.transfer.slots[row])] != job.keys[row]:
+            return Outcome.STALE
+        return self.stores[store].put((self.epoch, self.rank, job.keys[row]))
+
+    def _reload(self, job: SimJob, row: int, fault: Outcome | None) -> Outcome:
+        transfer, key = job.transfer, job.keys[row]
+        slot, source = int(transfer.slots[row]), int(transfer.sources[row])
+        outcome = self._find(transfer, key, slot, source)
+        if outcome is Outcome.OK and fault is not None:
+            outcome = fault
+        if outcome is Outcome.OK:
+            if source and slot != NO_SLOT:
+                self.slots[slot] = key
+            self.blocks[int(transfer.block_ids[row])] = key
+        return outcome
+
+    def _find(self, transfer: Transfer, key: BlockKey, slot: int, source: int) -> Outcome:
+        if source == 0 and slot == NO_SLOT:
+            return Outcome.MISSING
+        if source == 0:
+            return Outcome.OK if self.slots[slot] == key else Outcome.STALE
+        if slot == NO_SLOT and not len(transfer.window):
+            return Outcome.TIMED_OUT
+        frames = self.stores[transfer.stores[source - 1]].frames
+        return Outcome.OK if (self.epoch, self.rank, key) in frames else Outcome.MISSING
+
+    # -- the engine -------------------------------------------------------------------
+
+    def compute(self, block_ids: Iterable[int], keys: Iterable[BlockKey]) -> None:
+        """Fill engine blocks: what the step's forward pass does."""
+        self.blocks.update(zip(block_ids, keys, strict=True))
+
+
+def _hops(transfer: Transfer) -> list[str]:
+    if transfer.kind is TransferKind.RELOAD:
+        return [HBM]
+    hops = [DRAM] if transfer.kind is TransferKind.OFFLOAD else []
+    for idx, name in enumerate(transfer.stores):
+        if (transfer.targets >> idx & 1).any():
+            hops.append(name)
+    return hops
