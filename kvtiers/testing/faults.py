@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -171,10 +172,12 @@ class HeldStore(WrapperStore):
     """Holds batches until a test releases them; a frame moves at that moment, not before.
 
     Deletions overtake the batches that are held. The inner store must work within the call.
+    Another thread than the store's may release.
     """
 
     def __init__(self, inner: BlockStore) -> None:
         super().__init__(inner)
+        self._lock = threading.Lock()
         self._held: deque[tuple[StoreTicket, bool, Sequence[FrameRef]]] = deque()
         self._tickets = itertools.count(1)
         self._answers: list[StoreAnswer] = []
@@ -204,16 +207,18 @@ class HeldStore(WrapperStore):
 
     def poll(self) -> list[StoreAnswer]:
         """Return the answers to what was released."""
-        answers, self._answers = self._answers, []
+        with self._lock:
+            answers, self._answers = self._answers, []
         return answers
 
     def release(self, num: int | None = None, *, newest_first: bool = False) -> int:
         """Let held batches happen, all of them unless limited; returns how many."""
-        num = len(self._held) if num is None else min(num, len(self._held))
-        for _ in range(num):
-            ticket, writes, frames = self._held.pop() if newest_first else self._held.popleft()
-            (self.inner.put if writes else self.inner.get)(frames)
-            self._answers += [replace(answer, ticket=ticket) for answer in self.inner.poll()]
+        with self._lock:
+            num = len(self._held) if num is None else min(num, len(self._held))
+            for _ in range(num):
+                ticket, writes, frames = self._held.pop() if newest_first else self._held.popleft()
+                (self.inner.put if writes else self.inner.get)(frames)
+                self._answers += [replace(answer, ticket=ticket) for answer in self.inner.poll()]
         return num
 
     def close(self) -> None:
