@@ -170,7 +170,9 @@ def _events(script: Script, num_threads: int) -> Iterator[dict[str, Any]]:
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
+        "GOMP_SPINCOUNT": "0",  # threads that spin at a barrier starve the rest of a small machine
         "OMP_NUM_THREADS": str(num_threads),
+        "OMP_WAIT_POLICY": "passive",
         "TORCHDYNAMO_DISABLE": "1",  # its one compiled function costs the first request 14 s
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

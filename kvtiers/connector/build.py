@@ -33,9 +33,9 @@ def slots_for(config: Config, num_ranks: int, slot_nbytes: int) -> int:
     num_slots = config.dram.capacity // num_ranks // slot_nbytes
     if num_slots < 1:
         raise CapacityError(
-            f"tiers[0].capacity: {format_size(config.dram.capacity)} over {num_ranks} rank(s) does "
-            f"not hold one block of {slot_nbytes} bytes; write at least "
-            f"{math.ceil(num_ranks * slot_nbytes / 2**20)}MiB"
+            f"{format_size(config.dram.capacity)} over {num_ranks} rank(s) does not hold one block "
+            f"of {slot_nbytes} bytes; write at least {_whole_mib(num_ranks * slot_nbytes)}",
+            ("tiers", 0, "capacity"),
         )
     return num_slots
 
@@ -58,8 +58,9 @@ def control_settings(
         blocks = store.capacity // len(hellos) // slot_nbytes
         if blocks < 1:
             raise CapacityError(
-                f"tiers[{idx + 1}].capacity: {format_size(store.capacity)} over {len(hellos)} "
-                f"rank(s) does not hold one block of {slot_nbytes} bytes"
+                f"{format_size(store.capacity)} over {len(hellos)} rank(s) does not hold one block "
+                f"of {slot_nbytes} bytes; write at least {_whole_mib(len(hellos) * slot_nbytes)}",
+                ("tiers", idx + 1, "capacity"),
             )
         stores.append(StoreSettings(store.name, blocks, store.write, store.admit))
     return ControlSettings(
@@ -85,3 +86,7 @@ def cost_model(config: Config, shape: EngineShape) -> CostModel:
     links = Links.seeded({store.name: StoreKind(store.kind) for store in config.stores})
     policy = PlanPolicy(CostMode(config.cost.mode), min(config.cost.margin, 0.99))
     return CostModel(prefill, links, policy)
+
+
+def _whole_mib(nbytes: int) -> str:
+    return f"{math.ceil(nbytes / 2**20)}MiB"

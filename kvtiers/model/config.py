@@ -232,10 +232,18 @@ class Loaded:
 
     Attributes:
         source: a path, `INLINE`, `DEFAULTS`, or ``KVTIERS_CONFIG=<path>``.
+        text: of the file, "" where there is none.
     """
 
     config: Config
     source: str
+    text: str = ""
+
+    def where(self, path: tuple[str | int, ...]) -> str:
+        """Return where a key stands, as in the messages of `ConfigError`."""
+        line = read_yaml(self.text).line_of(path) if self.text else None
+        at = self.source if line is None else f"{self.source}:{line}"
+        return f"{at}: {path_text(path)}"
 
 
 def default_config() -> Config:
@@ -268,7 +276,8 @@ def load_config(path: str | os.PathLike[str]) -> Loaded:
         ConfigError: the file cannot be read, or one line for every problem in it.
     """
     source = os.fspath(path)
-    return Loaded(parse_config(_read_text(source), source), source)
+    text = _read_text(source)
+    return Loaded(parse_config(text, source), source, text)
 
 
 def resolve_config(explicit: str | os.PathLike[str] | Mapping[str, Any] | None = None) -> Loaded:
@@ -289,7 +298,8 @@ def resolve_config(explicit: str | os.PathLike[str] | Mapping[str, Any] | None =
         return Loaded(default_config(), DEFAULTS)
     if not path:
         raise ConfigError(f"{ENVIRONMENT_VARIABLE}: is empty; write a path, or unset it")
-    return Loaded(load_config(path).config, f"{ENVIRONMENT_VARIABLE}={path}")
+    loaded = load_config(path)
+    return Loaded(loaded.config, f"{ENVIRONMENT_VARIABLE}={path}", loaded.text)
 
 
 def dump_yaml(config: Config) -> str:

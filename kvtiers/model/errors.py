@@ -24,7 +24,16 @@ class ProtocolError(KVTiersError):
 
 
 class CapacityError(KVTiersError):
-    """A tier cannot hold even one frame, or the machine cannot provide the memory asked for."""
+    """A tier cannot hold even one frame, or the machine cannot provide the memory asked for.
+
+    Attributes:
+        path: the configuration's key that is to blame, such as ``("tiers", 0, "capacity")``;
+            empty where none is.
+    """
+
+    def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class UnsupportedEngineError(KVTiersError):

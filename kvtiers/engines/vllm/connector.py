@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -19,7 +21,7 @@ from kvtiers.engines.vllm.scheduler_side import SchedulerSide
 from kvtiers.engines.vllm.support import check_engine
 from kvtiers.engines.vllm.worker_side import WorkerSide
 from kvtiers.model.config import resolve_config
-from kvtiers.model.errors import ConfigError
+from kvtiers.model.errors import CapacityError, ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
             raise ConfigError(
                 f"kv_connector_extra_config: unknown key {min(extra)!r}; the only one is 'config'"
             )
-        loaded = resolve_config(explicit)
+        self._loaded = loaded = resolve_config(explicit)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -52,6 +54,17 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = SchedulerSide(loaded.config, vllm_config, kv_cache_config)
         else:
             self._worker = WorkerSide(loaded.config, vllm_config, kv_cache_config)
+
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """Say where in the configuration a capacity stands that turns out to be wrong."""
+        try:
+            yield
+        except CapacityError as error:
+            if not error.path:
+                raise
+            message = f"{self._loaded.where(error.path)}: {error}"
+            raise CapacityError(message, error.path) from None
 
     @property
     def scheduler_side(self) -> SchedulerSide:
@@ -74,7 +87,8 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Build the copying plane over the engine's KV tensors."""
-        self.worker_side.register(kv_caches)
+        with self._placed():
+            self.worker_side.register(kv_caches)
 
     def get_handshake_metadata(self) -> Any:
         """Say hello."""
@@ -140,7 +154,8 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Take in the hellos of all ranks."""
-        self.scheduler_side.connect(metadata)
+        with self._placed():
+            self.scheduler_side.connect(metadata)
 
     def on_new_request(self, request: Any) -> None:
         """Note a new request."""
