@@ -186,6 +186,18 @@ def test_reload_in_a_store_when_the_epoch_ends_is_stale_and_released_later():
     assert_at_rest(rank)
 
 
+def test_frame_that_arrives_with_a_new_epoch_is_stale_and_not_called_corrupt(caplog):
+    rank, store = rank_with_held_store()
+    keys = offloaded(rank, 0, targets=1)
+    job = rank.submit(rank.orders.reload(keys, [5], sources=1, window=[4]))
+    rank.settle()
+    store.release()
+    rank.executor.enter(1)
+    rank.settle()
+    assert rank.outcomes(job) == {HBM: [STALE]}
+    assert "corrupt" not in caplog.text
+
+
 @pytest.mark.parametrize("turns", range(5))
 def test_slot_filled_in_an_earlier_epoch_is_not_served(turns):
     """Weights may have changed: the same key means other bytes now."""

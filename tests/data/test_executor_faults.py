@@ -254,6 +254,21 @@ def test_fail_all_answers_everything_and_drains_copies():
     assert rank.run(rank.orders.reload(ready, [12], [2])) == {HBM: [OK]}
 
 
+def test_error_before_the_store_was_asked_leaves_no_slot_behind(monkeypatch):
+    rank, store = rank_with_faulty_store()
+    keys = offloaded(rank, 0, targets=1)
+    job = rank.submit(rank.orders.reload(keys, [5], [4], 1))
+    monkeypatch.setattr(rank.key_space, "name", lambda key: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        rank.advance()
+    monkeypatch.undo()
+    rank.executor.fail_all()
+    rank.settle()
+    assert store.calls["get"] == 0
+    assert [(c.hop, c.last) for c in rank.completions(job)] == [(HBM, True)]
+    assert_at_rest(rank)
+
+
 def test_fail_all_leaves_a_write_with_its_store():
     rank, _ = rank_with_held_store()
     rank.fill([0], keys_of(1))
