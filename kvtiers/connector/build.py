@@ -84,7 +84,7 @@ def cost_model(config: Config, shape: EngineShape) -> CostModel:
         _SEED_STEP_SECONDS, shape.seed_flops_per_second, model, shape.max_tokens_per_step
     )
     links = Links.seeded({store.name: StoreKind(store.kind) for store in config.stores})
-    policy = PlanPolicy(CostMode(config.cost.mode), min(config.cost.margin, 0.99))
+    policy = PlanPolicy(CostMode(config.cost.mode), config.cost.margin)
     return CostModel(prefill, links, policy)
 
 

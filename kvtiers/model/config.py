@@ -63,7 +63,8 @@ class DramTier(_Section):
         default=0.95,
         gt=0,
         le=1,
-        description="Share of the slots in use above which blocks are demoted or evicted.",
+        description="Share of the slots in use above which blocks are written to `write: back` "
+        "stores, ahead of need. Without such a store the slab simply fills up.",
     )
     low_watermark: float = Field(
         default=0.90,
@@ -104,7 +105,8 @@ class MemoryTier(_Section):
     )
     admit: Literal["always", "second_touch"] = Field(
         default="always",
-        description="Which blocks are worth a write: all, or those used twice.",
+        description="Which blocks are worth a write: all, or those offered to the store a second "
+        "time (`through`: offloaded again; `back`: leaving the slab again).",
     )
 
 
@@ -135,7 +137,7 @@ class CostConfig(_Section):
     margin: float = Field(
         default=0.1,
         ge=0,
-        le=1,
+        lt=1,
         description="Recompute unless reload is predicted to be faster by at least this share.",
     )
     decision_log: LogPath = Field(
@@ -175,7 +177,7 @@ class CopyConfig(_Section):
     )
     native: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="Use the compiled module. `auto`: where it was built, else numpy and torch; "
+        description="Use the compiled module. `auto`: where it was built, else numpy; "
         "`on`: fail at start without it.",
     )
 

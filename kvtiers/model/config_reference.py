@@ -91,6 +91,8 @@ def _values(field: Schema) -> str:
 
 
 def _bounds(field: Schema) -> str:
+    if "exclusiveMaximum" in field:
+        return f"from {field['minimum']}, below {field['exclusiveMaximum']}"
     if "exclusiveMinimum" in field:
         return f"above {field['exclusiveMinimum']}, at most {field['maximum']}"
     return f"{field['minimum']} to {field['maximum']}"

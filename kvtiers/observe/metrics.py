@@ -38,7 +38,6 @@ class Metric:
     labels: Labels = ()
 
 
-BLOCKS_OFFLOAD_STARTED: Final = "kvtiers_blocks_offload_started_total"
 BLOCKS_OFFLOADED: Final = "kvtiers_blocks_offloaded_total"
 OFFLOADS_DROPPED: Final = "kvtiers_offloads_dropped_total"
 BLOCKS_DEMOTED: Final = "kvtiers_blocks_demoted_total"
@@ -52,13 +51,13 @@ COPY_SECONDS: Final = "kvtiers_copy_seconds_total"
 REQUESTS: Final = "kvtiers_requests_total"
 LOOKUP_TOKENS: Final = "kvtiers_lookup_tokens_total"
 HIT_TOKENS: Final = "kvtiers_hit_tokens_total"
+WORKER_EVENTS: Final = "kvtiers_worker_events_total"
 METRIC_ERRORS: Final = "kvtiers_metric_errors_total"
 TIER_BLOCKS: Final = "kvtiers_tier_blocks"
 TIER_CAPACITY_BLOCKS: Final = "kvtiers_tier_capacity_blocks"
 PINNED_BLOCKS: Final = "kvtiers_pinned_blocks"
 
 _COUNTERS: Final = (
-    (BLOCKS_OFFLOAD_STARTED, "Blocks whose copy out of HBM was ordered.", ()),
     (BLOCKS_OFFLOADED, "Blocks that arrived in a tier from HBM.", ("tier",)),
     (OFFLOADS_DROPPED, "Blocks that were not offloaded or demoted, by reason.", ("reason",)),
     (BLOCKS_DEMOTED, "Blocks that were written from DRAM to a lower tier.", ("tier",)),
@@ -72,6 +71,12 @@ _COUNTERS: Final = (
     (REQUESTS, "Requests that a reload was planned for, by decision.", ("decision",)),
     (LOOKUP_TOKENS, "Prompt tokens that were looked up; only of requests that may use it.", ()),
     (HIT_TOKENS, "Tokens of the leading blocks that were found, by the tier found in.", ("tier",)),
+    (
+        WORKER_EVENTS,
+        "What ranks had to give up on: fences_missed (offloads dropped because the engine would "
+        "have waited too long), orders_refused (malformed orders).",
+        ("event",),
+    ),
     (
         METRIC_ERRORS,
         "Updates of metrics that were refused or clamped: a defect in kvtiers, by reason.",

@@ -271,7 +271,7 @@ def configs(draw: st.DrawFn) -> Config:
         {
             "tiers": [slab, *stores],
             "policy": {"offload": draw(st.sampled_from(["eager", "lazy"]))},
-            "cost": {"margin": draw(st.floats(0, 1)), "decision_log": log},
+            "cost": {"margin": draw(st.floats(0, 1, exclude_max=True)), "decision_log": log},
             "reload": {"deadline": draw(durations), "sync_below": draw(durations)},
             "copy": {"threads": draw(st.just("auto") | st.integers(1, MAX_THREADS))},
             "integrity": draw(st.sampled_from(["auto", "all"])),

@@ -68,9 +68,10 @@ def test_two_exporters_in_one_process_share_the_page(registry):
     first, second = exporter(registry, ("engine",)), exporter(registry, ("engine",))
     for found, engine in ((first, "0"), (second, "1"), (second, "0")):
         found.apply(filled().drain(), (engine,))
-    name = metrics.BLOCKS_OFFLOAD_STARTED  # the table's first: its value is 1
-    assert registry.get_sample_value(name, {"engine": "0"}) == 2
-    assert registry.get_sample_value(name, {"engine": "1"}) == 1
+    name = metrics.BLOCKS_OFFLOADED
+    one = filled().value(name, ("a tier",))
+    assert registry.get_sample_value(name, {"engine": "0", "tier": "a tier"}) == 2 * one
+    assert registry.get_sample_value(name, {"engine": "1", "tier": "a tier"}) == one
 
 
 def test_two_exporters_on_the_default_registry_work():
@@ -85,7 +86,9 @@ def test_names_taken_with_other_labels_are_left_out_with_a_warning(registry, cap
         other = exporter(registry, ("model_name",))
     assert len(caplog.records) == len(METRICS)
     other.apply(filled().drain(), ("llama",))
-    assert registry.get_sample_value(metrics.BLOCKS_OFFLOAD_STARTED, {"engine": "0"}) == 1
+    labels = {"engine": "0", "tier": "a tier"}
+    one = filled().value(metrics.BLOCKS_OFFLOADED, ("a tier",))
+    assert registry.get_sample_value(metrics.BLOCKS_OFFLOADED, labels) == one
 
 
 def test_unknown_series_from_a_newer_rank_are_left_out(registry):

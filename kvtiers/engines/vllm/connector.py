@@ -39,6 +39,7 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        _share_log()
         check_engine(vllm_config)
         extra = dict(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
         explicit = extra.pop("config", None)
@@ -227,3 +228,15 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
         if self._scheduler is not None:
             self._scheduler.connector.close()
+
+
+def _share_log() -> None:
+    """Let kvtiers' log go where vLLM's goes, in its format: vLLM configures only its own.
+
+    An application that has given kvtiers handlers or a level of its own keeps them.
+    """
+    ours, engines = logging.getLogger("kvtiers"), logging.getLogger("vllm")
+    if not ours.handlers and ours.level == logging.NOTSET:
+        ours.setLevel(engines.getEffectiveLevel())
+        for handler in engines.handlers:
+            ours.addHandler(handler)
