@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
 from kvtiers.control.controller import Answer, LoadDone
@@ -36,13 +38,16 @@ class Accounts:
 
     def tokens_by_tier(self, answer: Answer, num_blocks: int) -> dict[str, int]:
         """Attribute each of the first blocks of an answer to the slowest tier that it needs."""
+        if not num_blocks:
+            return {}
         known = answer.match.sources[:, :num_blocks]
-        slowest = (known * (known != ABSENT)).max(axis=0).tolist() if num_blocks else []
-        tokens: dict[str, int] = {}
-        for source in slowest:
-            name = self._tiers[source]
-            tokens[name] = tokens.get(name, 0) + self._block_size
-        return tokens
+        slowest = (known * (known != ABSENT)).max(axis=0)
+        counts = np.bincount(slowest, minlength=len(self._tiers)).tolist()
+        return {
+            name: num * self._block_size
+            for name, num in zip(self._tiers, counts, strict=True)
+            if num
+        }
 
     def admitted(self, state: RequestState, answer: Answer, epoch: int) -> None:
         """Count a lookup that the engine has acted on, and log the decision behind it."""

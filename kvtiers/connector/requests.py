@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvtiers.control.controller import Answer
 from kvtiers.model.keys import BlockKey, block_key, block_keys
+from kvtiers.model.messages import NO_BLOCK
 
 
 @dataclass(slots=True)
@@ -57,7 +58,8 @@ class RequestState:
     def derive_keys(self, hashes_per_block: int) -> None:
         """Extend the keys by the hashes that came since the last call."""
         last = hashes_per_block - 1
-        if self.keys[0] and not self._last_key_holds(last):
+        num = len(self.keys[0])
+        if num and not self._last_key_holds(num * hashes_per_block - 1):
             self._drop_changed_keys(last)
         for group, keys in enumerate(self.keys):
             start = len(keys) * hashes_per_block + last
@@ -73,17 +75,27 @@ class RequestState:
         self.offer_again()
         self.num_full = 0
 
+    def see_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        """Take in the blocks that the engine has added to its table."""
+        for mine, now in zip(self.block_ids, block_ids, strict=True):
+            mine.extend(now[len(mine) :])
+
+    def leave_windows(self, windows: Sequence[int | None], block_size: int) -> None:
+        """Forget which engine blocks had left a sliding window when the request lost the rest."""
+        for block_ids, window in zip(self.block_ids, windows, strict=True):
+            if window is not None:
+                gone = max(0, (self.num_computed - window + 1) // block_size)
+                block_ids[:gone] = [NO_BLOCK] * min(gone, len(block_ids))
+
     def lose_blocks(self) -> None:
         """Note that the engine took the request's blocks away."""
         self.rewind()
         self.block_ids = [[] for _ in self.block_ids]
         self.admitted = self.tainted = False
 
-    def _last_key_holds(self, last: int) -> bool:
+    def _last_key_holds(self, at: int) -> bool:
         """Whether the hashes still say what they said: each covers all that precede it."""
-        num = len(self.keys[0])
-        at = num * (last + 1) - 1
-        return at < len(self.hashes) and self.keys[0][-1] == block_key(self.hashes[at], 0)
+        return at < len(self.hashes) and self.keys[0][-1].startswith(self.hashes[at])
 
     def _drop_changed_keys(self, last: int) -> None:
         """Forget keys whose tokens the engine replaced, as it does in a streaming session."""

@@ -15,9 +15,8 @@ from kvtiers.control.controller import Answer, Controller, LoadDone
 from kvtiers.control.reload import LoadRequest
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError
-from kvtiers.model.messages import DRAM, NO_BLOCK, Hello, JobId, StepOrders, WorkerReport
+from kvtiers.model.messages import DRAM, Hello, JobId, StepOrders, WorkerReport
 from kvtiers.model.outcome import Outcome
-from kvtiers.observe.decisions import DecisionLog
 from kvtiers.observe.metrics import (
     BYTES_COPIED,
     COPY_SECONDS,
@@ -25,6 +24,7 @@ from kvtiers.observe.metrics import (
     PINNED_BLOCKS,
     TIER_BLOCKS,
     TIER_CAPACITY_BLOCKS,
+    WORKER_EVENTS,
     Counters,
     Snapshot,
 )
@@ -81,6 +81,10 @@ class SchedulerConnector:
         self.shape = shape
         self.counters = Counters()
         self._accounts = Accounts(config, shape, self.counters, clock)
+        self.decisions = self._accounts.decisions
+        self._block_size = shape.block_size
+        self._windowed = any(window is not None for window in shape.windows)
+        self._eager = config.policy.offload == "eager"
         self._clock = clock
         self._controller: Controller | None = None
         self._requests: dict[str, RequestState] = {}
@@ -122,11 +126,6 @@ class SchedulerConnector:
             raise ProtocolError("the ranks have not said hello yet")
         return self._controller
 
-    @property
-    def decisions(self) -> DecisionLog:
-        """What was decided for each request."""
-        return self._accounts.decisions
-
     # -- what happens to a request ----------------------------------------------------
 
     def arrived(self, request_id: str, hashes: Sequence[bytes]) -> None:
@@ -145,7 +144,7 @@ class SchedulerConnector:
         """
         state = self._state(request_id, hashes)
         state.derive_keys(self.shape.hashes_per_block)
-        start = num_local_tokens // self.shape.block_size
+        start = num_local_tokens // self._block_size
         answer = self.controller.plan(request_id, state.keys, start, num_tokens, self._clock())
         if answer.num_blocks is None:
             return Reload(None, asynchronous=False)
@@ -155,7 +154,7 @@ class SchedulerConnector:
         if answer.num_blocks == 0:
             return Reload(0, asynchronous=False)
         asynchronous = not self._may_load_in_step(state, answer)
-        return Reload(answer.num_blocks * self.shape.block_size, asynchronous)
+        return Reload(answer.num_blocks * self._block_size, asynchronous)
 
     def allocated(
         self, request_id: str, block_ids: BlockIds, num_local_tokens: int, load: Reload
@@ -179,7 +178,7 @@ class SchedulerConnector:
             self._accounts.admitted(state, answer, self.controller.epoch)
         if not load.num_tokens:
             return
-        block_size = self.shape.block_size
+        block_size = self._block_size
         num_blocks, rest = divmod(load.num_tokens, block_size)
         if answer is None or rest or num_blocks > (answer.num_blocks or 0):
             raise ProtocolError(
@@ -219,7 +218,7 @@ class SchedulerConnector:
         for request_id in step.preempted:
             state = self._requests.get(request_id)
             if state is not None:
-                self._drop_slid_blocks(state)
+                state.leave_windows(self.shape.windows, self._block_size)
                 self._offer_all(state)
                 state.lose_blocks()
                 controller.preempted(request_id)
@@ -250,6 +249,8 @@ class SchedulerConnector:
         for link in report.links:
             self.counters.add(BYTES_COPIED, (link.name,), link.nbytes)
             self.counters.add(COPY_SECONDS, (link.name,), link.seconds)
+        for event, num in report.counters.items():
+            self.counters.add(WORKER_EVENTS, (event,), num)
         return done
 
     def step_took(
@@ -318,22 +319,18 @@ class SchedulerConnector:
             return
         state.derive_keys(self.shape.hashes_per_block)
         state.num_computed = num_computed
-        state.num_full = min(num_computed // self.shape.block_size, len(state.keys[0]))
+        state.num_full = min(num_computed // self._block_size, len(state.keys[0]))
         state.admitted = True
         if state.tainted or min(state.num_offered) >= state.num_full:
             return
-        # Never from memory: blocks leave a sliding window while the request runs, and what was
-        # seen before may hold another request's tokens by now.
-        state.block_ids = [list(group) for group in block_ids(request_id)]
-        if self.config.policy.offload == "eager":
+        if self._windowed:
+            # Never from memory: blocks leave a sliding window while the request runs, and what
+            # was seen before may hold another request's tokens by now.
+            state.block_ids = [list(group) for group in block_ids(request_id)]
+        elif len(state.block_ids[0]) < state.num_full:
+            state.see_blocks(block_ids(request_id))
+        if self._eager:
             self._offer(state)
-
-    def _drop_slid_blocks(self, state: RequestState) -> None:
-        """Forget which engine blocks had left a window when the request lost the others."""
-        for block_ids, window in zip(state.block_ids, self.shape.windows, strict=True):
-            if window is not None:
-                gone = max(0, (state.num_computed - window + 1) // self.shape.block_size)
-                block_ids[:gone] = [NO_BLOCK] * min(gone, len(block_ids))
 
     def _offer(self, state: RequestState) -> None:
         """Offer what is full and was not taken yet."""
@@ -346,10 +343,10 @@ class SchedulerConnector:
                 continue
             taken = self.controller.computed(keys, state.block_ids[group], first, end)
             state.num_offered[group] = taken
-            num_dropped = end - max(taken, state.num_tried[group])
-            state.num_tried[group] = max(end, state.num_tried[group])
-            if num_dropped > 0:
-                self.counters.add(OFFLOADS_DROPPED, ("no_room",), num_dropped)
+            tried = max(taken, state.num_tried[group])
+            if tried < end:  # each block is counted once, however often it is offered
+                self.counters.add(OFFLOADS_DROPPED, ("no_room",), end - tried)
+                state.num_tried[group] = end
 
     def _offer_all(self, state: RequestState) -> None:
         """Offer a request's blocks for the last time, from the first that was lost since."""

@@ -43,6 +43,7 @@ class OffloadDesk:
         self._admissions: list[Admission] = [make_admission(s.admit) for s in settings.stores]
         self._open: Job | None = None
         self._num_demoting = 0
+        self._through = [(i, s) for i, s in enumerate(settings.stores) if s.write == "through"]
 
     # -- offload ----------------------------------------------------------------------
 
@@ -53,12 +54,12 @@ class OffloadDesk:
             parent: the block before it, which must be somewhere: a block that no prefix leads
                 to can never be hit. None where no such block is needed.
         """
-        entry = self._dram.get(key)
-        if entry is not None:
+        dram = self._dram
+        if dram.get(key) is not None:
             return True
-        if parent is not None and not self._held(parent):
+        if parent is not None and dram.get(parent) is None and not self._held_below(parent):
             return False
-        entry = self._dram.reserve(key, parent)
+        entry = dram.reserve(key, parent)
         if entry is None:
             return False
         if self._open is not None and self._open.epoch != epoch:
@@ -69,10 +70,9 @@ class OffloadDesk:
             self._open = self._jobs.open(TransferKind.OFFLOAD, epoch)
         job = self._open
         row = Row(key, block_id, entry, lands=True)
-        for idx, store in enumerate(self._settings.stores):
-            if store.write == "through":
-                self._route(row, idx, store, parent)
-        self._dram.pin(entry)
+        for idx, store in self._through:
+            self._route(row, idx, store, parent)
+        dram.pin(entry)
         job.rows.append(row)
         self._fences.reading(block_id, job.job_id)
         return True
@@ -141,10 +141,8 @@ class OffloadDesk:
 
     # -- internals --------------------------------------------------------------------
 
-    def _held(self, key: BlockKey) -> bool:
-        """Whether a block is in DRAM or a store, or on its way there."""
-        if self._dram.get(key) is not None:
-            return True
+    def _held_below(self, key: BlockKey) -> bool:
+        """Whether a block is in a store, or on its way there."""
         return any(
             self._presence.of(store.name, key) is Belief.PRESENT
             if tier is None
@@ -216,7 +214,10 @@ class OffloadDesk:
         raise ProtocolError(f"no store {name!r}")
 
     def _order(self, job: Job) -> Transfer:
-        targets = [sum(1 << idx for idx in row.store_entries) for row in job.rows]
+        targets = [
+            sum(1 << idx for idx in row.store_entries) if row.store_entries else 0
+            for row in job.rows
+        ]
         return Transfer(
             job_id=job.job_id,
             epoch=job.epoch,

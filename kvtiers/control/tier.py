@@ -108,7 +108,10 @@ class Tier:
         """
         if key in self._entries:
             raise ProtocolError(f"tier {self.name!r}: {key.hex()} is here already")
-        slot = self._take_slot(protect=self._entries.get(parent) if parent else None)
+        if self._free:
+            slot: int | None = self._free.pop()
+        else:
+            slot = self._take_slot(protect=self._entries.get(parent) if parent else None)
         if slot is None:
             return None
         entry = Entry(key, parent, slot=slot)
@@ -137,9 +140,10 @@ class Tier:
 
     def pin(self, entry: Entry) -> None:
         """Forbid eviction while a job reads the entry."""
-        if entry.evictable:
-            self._policy.shielded(entry.key)
-        self._num_idle -= entry.idle
+        if entry.residence is Residence.READY and entry.idle:
+            self._num_idle -= 1
+            if entry.first_child is None:
+                self._policy.shielded(entry.key)
         entry.pins += 1
         self.num_pins += 1
 
@@ -153,9 +157,10 @@ class Tier:
             raise ProtocolError(f"tier {self.name!r}: unpin of {entry.key.hex()}, no pin held")
         entry.pins -= 1
         self.num_pins -= 1
-        self._num_idle += entry.idle
-        self._expose(entry)
-        if entry.doomed:
+        if entry.idle:
+            self._num_idle += 1
+            self._expose(entry)
+        elif entry.doomed:
             self._release(entry)
 
     def touch(self, entries: Iterable[Entry]) -> None:
