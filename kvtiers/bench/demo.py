@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from kvtiers.bench.engine_process import EngineProcess
 from kvtiers.bench.random_model import DEMO, RandomModel, write_random_model
-from kvtiers.engines.vllm.drive import EVENT, Measured, Script
-from kvtiers.model.errors import KVTiersError
+from kvtiers.engines.vllm.drive import Measured, Script
 
-_ENGINE_MODULE: Final = "kvtiers.engines.vllm.drive"
-_TIMEOUT_SECONDS: Final = 1800
 DRAM_CAPACITY: Final = "1GiB"
 
 RECOMPUTE: Final = "recompute"
 PREFIX_HIT: Final = "vLLM's own prefix hit"
 STORE: Final = "recompute and offload"
 RELOAD: Final = "reload from DRAM"
-
-
-class DemoError(KVTiersError):
-    """The engine did not start, or stopped; the message holds its last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +92,7 @@ class DemoResult:
 
 def num_events(plan: DemoPlan) -> int:
     """Return how many events `run_demo` reports."""
-    return sum(2 + len(steps) for steps in (_plain_steps(plan), _tiered_steps(plan)))
+    return sum(1 + len(steps) for steps in (_plain_steps(plan), _tiered_steps(plan)))
 
 
 def run_demo(plan: DemoPlan, folder: Path, progress: Callable[[str], None]) -> DemoResult:
@@ -112,7 +103,7 @@ def run_demo(plan: DemoPlan, folder: Path, progress: Callable[[str], None]) -> D
         progress: called with what happens next, `num_events` times.
 
     Raises:
-        DemoError: an engine failed.
+        EngineProcessError: an engine failed.
     """
     model = write_random_model(plan.model, folder)
     rng = np.random.default_rng(0)
@@ -121,14 +112,13 @@ def run_demo(plan: DemoPlan, folder: Path, progress: Callable[[str], None]) -> D
     runs: dict[str, list[Measured]] = {}
     device = ""
     for steps, kvtiers in ((_plain_steps(plan), None), (_tiered_steps(plan), plan.kvtiers)):
-        args = _engine_args(plan, model, kvtiers)
-        script = Script(args, prompt, warm_up, plan.num_output_tokens, steps)
-        for event in _events(script, plan.num_threads):
-            progress(event.get("name", event["event"]))
-            device = event.get("device", device)
-            if event.pop("event") == "measured":
-                run = Measured(**event)
-                runs.setdefault(run.name, []).append(run)
+        script = Script(engine_args(plan, model, kvtiers), prompt, warm_up, plan.num_output_tokens)
+        with EngineProcess(script, plan.num_threads) as engine:
+            device = engine.device
+            progress("started")
+            for name, what in steps:
+                progress(name)
+                runs.setdefault(name, []).append(engine.run(name, what))
     return DemoResult(device, plan, tuple(_row(plan, name, runs) for name in runs))
 
 
@@ -140,7 +130,7 @@ def _tiered_steps(plan: DemoPlan) -> list[tuple[str, str]]:
     return [(STORE, "fresh")] * 2 + [(RELOAD, "drop")] * plan.num_repeats
 
 
-def _engine_args(plan: DemoPlan, model: Path, kvtiers: Mapping[str, Any] | None) -> dict[str, Any]:
+def engine_args(plan: DemoPlan, model: Path, kvtiers: Mapping[str, Any] | None) -> dict[str, Any]:
     num_tokens = plan.num_prompt_tokens + plan.num_output_tokens
     args: dict[str, Any] = {
         "model": str(model),
@@ -163,43 +153,6 @@ def _engine_args(plan: DemoPlan, model: Path, kvtiers: Mapping[str, Any] | None)
             "kv_connector_extra_config": {"config": dict(kvtiers)},
         }
     return args
-
-
-def _events(script: Script, num_threads: int) -> Iterator[dict[str, Any]]:
-    """Run one engine and yield its events as they come."""
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "GOMP_SPINCOUNT": "0",  # threads that spin at a barrier starve the rest of a small machine
-        "OMP_NUM_THREADS": str(num_threads),
-        "OMP_WAIT_POLICY": "passive",
-        "TORCHDYNAMO_DISABLE": "1",  # its one compiled function costs the first request 14 s
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    with subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
-        [sys.executable, "-W", "ignore", "-m", _ENGINE_MODULE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(asdict(script)))
-        process.stdin.close()
-        last: list[str] = []
-        for line in process.stdout:
-            if line.startswith(EVENT):
-                yield json.loads(line.removeprefix(EVENT))
-            else:
-                last = [*last[-19:], line]
-        if process.wait(_TIMEOUT_SECONDS):
-            raise DemoError(f"vLLM stopped with {process.returncode}; it said:\n{''.join(last)}")
 
 
 def _row(plan: DemoPlan, name: str, runs: Mapping[str, list[Measured]]) -> DemoRow:

@@ -1,7 +1,11 @@
-"""A vLLM engine in a process of its own, driven by a script of steps: `python -m` this module.
+"""A vLLM engine in a process of its own, driven step by step: `python -m` this module.
 
-Reads one JSON object from standard input (see `Script`), writes one line per event to
-standard output, each after `EVENT`; vLLM's own output is on the same stream.
+Reads lines of JSON from standard input: first a `Script`, then steps, until the end of the
+input. Writes one line per event to standard output, each after `EVENT`; vLLM's own output is
+on the same stream.
+
+A step is (name, what): "fresh" forgets vLLM's prefix cache and kvtiers' tiers, "drop" vLLM's
+prefix cache only, "keep" nothing; then the prompt is run.
 """
 
 from __future__ import annotations
@@ -9,7 +13,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvtiers.observe.metrics import TOKENS_RELOADED
@@ -19,21 +24,18 @@ EVENT: Final = "KVTIERS-EVENT "
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What to start, and what to do with it.
+    """What to start, and what to ask of it.
 
     Attributes:
         engine_args: keyword arguments of vLLM's ``EngineArgs``.
         prompt: token ids. warm_up: another prompt, run first and not timed.
         num_output_tokens: to generate for each request.
-        steps: each (name, what): "fresh" forgets vLLM's prefix cache and kvtiers' tiers,
-            "drop" vLLM's prefix cache only, "keep" nothing; then the prompt is run.
     """
 
     engine_args: dict[str, Any]
     prompt: list[int]
     warm_up: list[int]
     num_output_tokens: int
-    steps: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,16 @@ class Driver:
         self._engine = LLMEngine.from_engine_args(args, enable_multiprocessing=False)
         self._num_requests = 0
 
-    def run(self) -> None:
-        """Go through the script, emitting an event per step."""
+    def run(self, steps: Iterable[str]) -> None:
+        """Do each step as it comes, emitting an event for it.
+
+        Args:
+            steps: lines of JSON.
+        """
         emit("started", device=str(self._engine.vllm_config.device_config.device_type))
         self._generate("warm-up", self._script.warm_up)
         emit("warm")
-        for name, what in self._script.steps:
+        for name, what in map(json.loads, steps):
             if what != "keep":
                 self._drop(reset_connector=what == "fresh")
             emit("measured", **asdict(self._generate(name, self._script.prompt)))
@@ -128,9 +134,9 @@ def emit(event: str, **values: Any) -> None:
 
 
 def main() -> None:
-    """Run the script on standard input."""
-    script = Script(**json.load(sys.stdin))
-    Driver(script).run()
+    """Run what standard input says."""
+    script = Script(**json.loads(sys.stdin.readline()))
+    Driver(script).run(sys.stdin)
 
 
 if __name__ == "__main__":

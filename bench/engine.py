@@ -1,0 +1,169 @@
+"""The engine with and without kvtiers: what a reload costs beside the engine's own prefix hit,
+and what storing costs beside computing.
+
+    python bench/engine.py [--out bench/results/engine.json]
+
+Two real vLLM engines are alive at once, one with kvtiers and one without, and take turns: every
+ratio is the median of ratios of neighbours. The floor of a reload is the engine's own prefix hit,
+which moves no bytes and computes the same last block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtiers.bench.demo import DemoPlan, engine_args
+from kvtiers.bench.engine_process import EngineProcess
+from kvtiers.bench.random_model import DEMO, write_random_model
+from kvtiers.engines.vllm.drive import Measured, Script
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of neighbours: median, spread (interquartile range over median), and its sides."""
+
+    name: str
+    target: float
+    median: float
+    spread: float
+    numerator_ms: float
+    denominator_ms: float
+    num_pairs: int
+
+
+def ratio(name: str, target: float, pairs: list[tuple[Measured, Measured]]) -> Ratio:
+    values = [a.ttft_seconds / b.ttft_seconds for a, b in pairs]
+    low, middle, high = statistics.quantiles(values, n=4)
+    return Ratio(
+        name,
+        target,
+        middle,
+        (high - low) / middle,
+        1e3 * statistics.median(a.ttft_seconds for a, _ in pairs),
+        1e3 * statistics.median(b.ttft_seconds for _, b in pairs),
+        len(pairs),
+    )
+
+
+def device() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown CPU"
+
+
+def measure(num_pairs: int, num_slow_pairs: int, threads: int) -> dict[str, Any]:
+    plan = DemoPlan(
+        model=replace(DEMO, dtype="bfloat16"),
+        num_prompt_tokens=4096,
+        num_output_tokens=1,
+        num_threads=threads,
+    )
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, plan.model.vocab_size, plan.num_prompt_tokens).tolist()
+    warm_up = rng.integers(0, plan.model.vocab_size, 64).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_random_model(plan.model, Path(folder))
+        # Everything that exists is reloaded: what is measured here is the path, not the choice.
+        config = {**plan.kvtiers, "cost": {"mode": "always"}}
+        scripts = [
+            Script(engine_args(plan, model, kvtiers), prompt, warm_up, 1)
+            for kvtiers in (None, config, {**config, "reload": {"sync_below": "1s"}})
+        ]
+        with (
+            EngineProcess(scripts[0], threads) as plain,
+            EngineProcess(scripts[1], threads) as tiered,
+            EngineProcess(scripts[2], threads) as eager,
+        ):
+            storing = [
+                (tiered.run("store", "fresh"), plain.run("compute", "drop"))
+                for _ in range(num_slow_pairs)
+            ]
+            repeats = [
+                (plain.run("compute", "drop"), plain.run("compute", "drop"))
+                for _ in range(num_slow_pairs)
+            ]
+            eager.run("store", "fresh")
+            reloads = {
+                "asynchronous": [
+                    (tiered.run("reload", "drop"), tiered.run("hit", "keep"))
+                    for _ in range(num_pairs)
+                ],
+                "within the step": [
+                    (eager.run("reload", "drop"), eager.run("hit", "keep"))
+                    for _ in range(num_pairs)
+                ],
+            }
+    noise = ratio("computing over computing (spread of repeats)", 0.0, repeats)
+    allowed = max(1.05, 1 + 1.5 * noise.spread)
+    rows = [
+        ratio(f"reload from DRAM, {kind}, over the engine's own prefix hit", 1.5, pairs)
+        for kind, pairs in reloads.items()
+    ]
+    rows.append(ratio("computing and storing over computing", allowed, storing))
+    rows.append(noise)
+    recompute = statistics.median(b.ttft_seconds for _, b in storing)
+    reload = statistics.median(a.ttft_seconds for a, _ in reloads["asynchronous"])
+    moved = sum(reloads["asynchronous"][0][0].reloaded_tokens.values())
+    return {
+        "device": device(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "threads": threads,
+        "prompt_tokens": plan.num_prompt_tokens,
+        "block_size": plan.block_size,
+        "mib_reloaded": moved * plan.model.kv_nbytes_per_token / 2**20,
+        "tokens_reloaded": moved,
+        "speedup_over_recompute": recompute / reload,
+        "ratios": [vars(row) for row in rows],
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        "# The engine: reload, prefix hit, storing",
+        "",
+        f"{result['device']}, {result['date']}; vLLM on the CPU, {result['threads']} thread(s), "
+        f"12 layers, hidden 1024, 8 KV heads of 64, bf16; a prompt of {result['prompt_tokens']} "
+        f"tokens in blocks of {result['block_size']}. `python bench/engine.py`",
+        "",
+        f"A reload moves {result['mib_reloaded']:.0f} MiB ({result['tokens_reloaded']} tokens) and "
+        f"is {result['speedup_over_recompute']:.0f}x faster than recompute. Ratios of neighbours "
+        "in one run; the floor of a reload is the prefix hit, which moves no bytes.",
+        "",
+        "| ratio of times to the first token | target | median | spread | ms / ms | pairs |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["ratios"]:
+        target = f"<= {row['target']:.2f}" if row["target"] else ""
+        lines.append(
+            f"| {row['name']} | {target} | {row['median']:.3f} | {row['spread']:.1%} | "
+            f"{row['numerator_ms']:.0f} / {row['denominator_ms']:.0f} | {row['num_pairs']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="write JSON here, and the table beside it")
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--slow-pairs", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    result = measure(args.pairs, args.slow_pairs, args.threads)
+    print(table(result))
+    if args.out is not None:
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        args.out.with_suffix(".md").write_text(table(result))
+
+
+if __name__ == "__main__":
+    main()
