@@ -131,6 +131,7 @@ def _tiered_steps(plan: DemoPlan) -> list[tuple[str, str]]:
 
 
 def engine_args(plan: DemoPlan, model: Path, kvtiers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of the engine that the plan describes, with or without kvtiers."""
     num_tokens = plan.num_prompt_tokens + plan.num_output_tokens
     args: dict[str, Any] = {
         "model": str(model),
