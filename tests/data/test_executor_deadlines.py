@@ -13,6 +13,7 @@ from ranks import (
     release,
 )
 
+from kvtiers.data.copier import Direction
 from kvtiers.model.messages import DRAM, HBM, RELEASED
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.fake_device import make_layout
@@ -144,6 +145,16 @@ def test_hung_put_holds_no_load_up():
     assert rank.outcomes(reload) == {HBM: [OK]}
 
 
+def test_store_has_a_bounded_number_of_frames_to_bring():
+    rank, store = rank_with_held_store(num_slots=200, layout=make_layout(200, [[64]]))
+    keys = keys_of(*range(100))
+    job = rank.submit(rank.orders.reload(keys, range(100), sources=1, window=range(100, 200)))
+    rank.settle()
+    assert len(store.held_slots) == 64
+    release(rank)
+    assert rank.outcomes(job) == {HBM: [Outcome.MISSING] * 100}
+
+
 def test_put_that_has_not_begun_by_the_deadline_is_timed_out():
     rank, _ = rank_with_held_store(num_slots=80, layout=make_layout(80, [[64]]))
     keys = keys_of(*range(70))
@@ -218,9 +229,38 @@ def test_offload_of_an_earlier_epoch_is_stale_throughout():
     rank = FakeRank(None, 8, memory("m"))
     rank.fill([0], keys_of(1))
     rank.executor.enter(1)
+    before = bytes(rank.slab.view(0))
     assert rank.run(rank.orders.offload(keys_of(1), [0], [0], 1)) == {DRAM: [STALE], "m": [STALE]}
     assert rank.stores["m"].keys() == []
+    assert bytes(rank.slab.view(0)) == before
     assert_at_rest(rank)
+
+
+def test_gather_that_runs_into_a_new_epoch_is_stale():
+    rank = FakeRank()
+    job = rank.submit(rank.orders.offload(keys_of(1), [0], [0]))
+    rank.advance()
+    rank.executor.enter(1)
+    rank.settle()
+    assert rank.outcomes(job) == {DRAM: [STALE]}
+
+
+def test_gather_of_an_earlier_epoch_does_not_pass_for_one_of_this():
+    """Same key, same slot, other weights: the reload waits for the new bytes."""
+    rank = FakeRank()
+    rank.submit(rank.orders.offload(keys_of(1), [0], [0]))  # of whatever block 0 held then
+    rank.advance()
+    rank.executor.enter(1)
+    rank.fill([1], keys_of(1))
+    rank.submit(rank.orders.offload(keys_of(1), [1], [0], epoch=1))
+    reload = rank.submit(rank.orders.reload(keys_of(1), [5], [0], epoch=1))
+    rank.advance()
+    rank.device.step(Direction.GATHER)  # the old one
+    rank.advance()
+    rank.device.step(Direction.SCATTER)
+    rank.settle()
+    assert rank.outcomes(reload) == {HBM: [OK]}
+    assert rank.holds(5, keys_of(1)[0])
 
 
 def test_new_epoch_empties_stores_and_changes_every_name():

@@ -327,13 +327,14 @@ def test_close_leaves_the_memory_to_a_thread_that_hangs(stand, caplog):
             gate.wait()
             return super().poll()
 
-    it = stand(make_stores=lambda slab: {"m": Stuck(slab, ROOMY)})
-    it.submit(it.rank.orders.offload(keys_of(1), [0], [0]))
+    it = stand(make_stores=lambda slab: {"m": Stuck(slab, ROOMY)}, make_copier=None)
+    job = it.submit(it.rank.orders.offload(keys_of(1), [0], [0]))
     assert inside.wait(SOON)
     it.thread.close(seconds=0.01)
     assert "did not stop" in caplog.text
     assert bytes(it.rank.slab.view(0)), "still mapped"
     gate.set()
+    assert it.thread.wait_read([job], 0.01) is False, "nobody reads any more, nobody waits"
     it.thread.close()
     assert not it.thread.alive
     with pytest.raises(ProtocolError, match="closed"):
