@@ -18,8 +18,8 @@ from kvtiers.engines.vllm.drive import Measured, Script
 DRAM_CAPACITY: Final = "1GiB"
 
 RECOMPUTE: Final = "recompute"
-PREFIX_HIT: Final = "vLLM's own prefix hit"
-STORE: Final = "recompute and offload"
+PREFIX_HIT: Final = "vLLM prefix hit"
+STORE: Final = "recompute, offload"
 RELOAD: Final = "reload from DRAM"
 
 

@@ -84,11 +84,11 @@ def _show(result: DemoResult) -> None:
         title=f"vLLM on {result.device}: a prompt of {plan.num_prompt_tokens} tokens, "
         f"{mib:.0f} MiB of KV in {plan.model.dtype}",
         caption="TTFT: median time to the first token. kvtiers/HBM/new: the prompt's tokens whose "
-        "KV kvtiers reloaded, the engine had, and the engine computed.",
+        "KV kvtiers reloaded, the engine had, and the engine computed; same: the same tokens as by recompute.",
         box=box.SIMPLE_HEAVY,
     )
     table.add_column("", no_wrap=True)
-    for name in ("TTFT", "speed-up", "kvtiers/HBM/new", "MiB", "same tokens"):
+    for name in ("TTFT", "speed-up", "kvtiers/HBM/new", "MiB", "same"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in result.rows:
         in_hbm = row.num_cached_tokens - row.num_reloaded_tokens
