@@ -84,7 +84,8 @@ def _show(result: DemoResult) -> None:
         title=f"vLLM on {result.device}: a prompt of {plan.num_prompt_tokens} tokens, "
         f"{mib:.0f} MiB of KV in {plan.model.dtype}",
         caption="TTFT: median time to the first token. kvtiers/HBM/new: the prompt's tokens whose "
-        "KV kvtiers reloaded, the engine had, and the engine computed; same: the same tokens as by recompute.",
+        "KV kvtiers reloaded, the engine had, and the engine computed. same: tokens as in the "
+        "first row.",
         box=box.SIMPLE_HEAVY,
     )
     table.add_column("", no_wrap=True)
