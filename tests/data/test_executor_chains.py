@@ -8,6 +8,7 @@ import random
 import pytest
 from ranks import LAYOUTS, OK, assert_at_rest, memory
 
+from kvtiers.data.copier import Direction
 from kvtiers.data.copier_host import HostCopier
 from kvtiers.data.copier_portable import PortableCopier
 from kvtiers.model.layout import KVLayout
@@ -221,6 +222,22 @@ def test_slot_being_filled_anew_is_not_served_as_what_it_was():
     reload = rank.submit(rank.orders.reload(keys_of(1), [5], [0]))
     rank.settle()
     assert rank.outcomes(reload) == {HBM: [Outcome.STALE]}
+
+
+def test_slot_ordered_twice_holds_what_was_ordered_last():
+    """Which nobody should do; but then the first frame does not pass for the second."""
+    rank = FakeRank()
+    rank.fill([0, 1], keys_of(1, 2))
+    rank.submit(rank.orders.offload(keys_of(1), [0], [0]))
+    rank.submit(rank.orders.offload(keys_of(2), [1], [0]))
+    reload = rank.submit(rank.orders.reload(keys_of(2), [5], [0]))
+    rank.advance(2)
+    rank.device.step(Direction.GATHER)
+    rank.advance(2)
+    rank.device.step(Direction.SCATTER)
+    rank.settle()
+    assert rank.outcomes(reload) == {HBM: [OK]}
+    assert rank.holds(5, key_of(2))
 
 
 # Chained on what has not landed
