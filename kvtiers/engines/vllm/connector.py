@@ -20,7 +20,7 @@ from kvtiers.engines.vllm.metrics import KVTiersPromMetrics, KVTiersStats
 from kvtiers.engines.vllm.scheduler_side import SchedulerSide
 from kvtiers.engines.vllm.support import check_engine
 from kvtiers.engines.vllm.worker_side import WorkerSide
-from kvtiers.model.config import resolve_config
+from kvtiers.model.config import Loaded, resolve_config
 from kvtiers.model.errors import CapacityError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -56,17 +56,6 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             self._worker = WorkerSide(loaded.config, vllm_config, kv_cache_config)
 
-    @contextmanager
-    def _placed(self) -> Iterator[None]:
-        """Say where in the configuration a capacity stands that turns out to be wrong."""
-        try:
-            yield
-        except CapacityError as error:
-            if not error.path:
-                raise
-            message = f"{self._loaded.where(error.path)}: {error}"
-            raise CapacityError(message, error.path) from None
-
     @property
     def scheduler_side(self) -> SchedulerSide:
         """What works in the scheduler's process."""
@@ -88,7 +77,7 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Build the copying plane over the engine's KV tensors."""
-        with self._placed():
+        with _placed(self._loaded):
             self.worker_side.register(kv_caches)
 
     def get_handshake_metadata(self) -> Any:
@@ -155,7 +144,7 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Take in the hellos of all ranks."""
-        with self._placed():
+        with _placed(self._loaded):
             self.scheduler_side.connect(metadata)
 
     def on_new_request(self, request: Any) -> None:
@@ -228,6 +217,17 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
         if self._scheduler is not None:
             self._scheduler.connector.close()
+
+
+@contextmanager
+def _placed(loaded: Loaded) -> Iterator[None]:
+    """Say where in the configuration a capacity stands that turns out to be wrong."""
+    try:
+        yield
+    except CapacityError as error:
+        if not error.path:
+            raise
+        raise CapacityError(f"{loaded.where(error.path)}: {error}", error.path) from None
 
 
 def _share_log() -> None:
