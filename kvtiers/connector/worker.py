@@ -110,10 +110,18 @@ class WorkerConnector:
         self._check_sync()
 
     def load_in_step(self) -> None:
-        """Wait for the reloads that the coming forward pass reads."""
-        if self._sync:
-            self._executor.wait_loaded(self._sync, None)
-            self._collect()
+        """Wait for the reloads that the coming forward pass reads.
+
+        Raises:
+            ProtocolError: the executor has stopped; computing would give wrong tokens.
+        """
+        if not self._sync:
+            return
+        self._executor.wait_loaded(self._sync, None)
+        self._collect()
+        unsettled = sorted(self._sync.intersection(self._pending.transfers))
+        if unsettled:
+            raise ProtocolError(f"the executor stopped before it had settled reloads {unsettled}")
 
     def end_step(self) -> None:
         """Offload what the forward pass filled; it has been queued on the engine's device."""

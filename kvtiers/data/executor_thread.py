@@ -116,17 +116,22 @@ class ExecutorThread:
             return done()
 
     def _run(self) -> None:
-        while not self._closing:
-            try:
-                worked = self._executor.advance()
-            except Exception:  # thread top: the engine must not lose its cache thread
-                logger.exception("executor failed; what it was doing is answered FAILED")
-                self._fail_all()
-                continue
-            self._after(worked)
-        with self._wake:
-            self._stopped = True
-            self._wake.notify_all()
+        try:
+            while not self._closing:
+                self._turn()
+        finally:  # whatever ended it, nobody waits for a thread that is gone
+            with self._wake:
+                self._stopped = True
+                self._wake.notify_all()
+
+    def _turn(self) -> None:
+        try:
+            worked = self._executor.advance()
+        except Exception:  # thread top: the engine must not lose its cache thread
+            logger.exception("executor failed; what it was doing is answered FAILED")
+            self._fail_all()
+            return
+        self._after(worked)
 
     def _fail_all(self) -> None:
         try:

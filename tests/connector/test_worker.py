@@ -352,6 +352,23 @@ def test_forward_pass_over_a_load_that_nobody_ordered_is_refused(worker):
 # Malformed orders
 
 
+def test_forward_pass_over_a_load_whose_thread_has_died_is_refused(make_worker, monkeypatch):
+    """It would compute on blocks that nobody loaded."""
+    worker = make_worker()
+    died = threading.Event()
+
+    def die() -> bool:
+        died.set()
+        raise SystemExit
+
+    monkeypatch.setattr(worker.rank.executor, "advance", die)
+    load = worker.rank.orders.reload([A], [0], [0])
+    worker.connector.begin_step(worker.orders(before=(load,), sync_loads=(load.job_id,)))
+    assert died.wait(SOON)
+    with pytest.raises(ProtocolError, match="executor stopped"):
+        worker.connector.load_in_step()
+
+
 def test_malformed_orders_come_back_failed(worker, caplog):
     rank = worker.rank
     reload = rank.orders.reload([A], [5], [99])
