@@ -352,6 +352,7 @@ def test_forward_pass_over_a_load_that_nobody_ordered_is_refused(worker):
 # Malformed orders
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_forward_pass_over_a_load_whose_thread_has_died_is_refused(make_worker, monkeypatch):
     """It would compute on blocks that nobody loaded."""
     worker = make_worker()
