@@ -1,7 +1,10 @@
-"""Promises that every copier for host memory keeps."""
+"""Promises that every copier keeps, here over host memory."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -35,6 +38,18 @@ def compiled(method: CopyMethod) -> Make:
     return lambda layout, bases, slab: HostCopier(layout, bases, slab, 3, method=method)
 
 
+def through_torch(layout: KVLayout, bases: list[int], slab: Slab) -> Copier:
+    import torch  # noqa: PLC0415
+
+    from kvtiers.data.copier_torch import TorchCopier  # noqa: PLC0415
+
+    flat = [
+        torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(base), dtype=torch.uint8)
+        for base, nbytes in zip(bases, itertools.cycle(layout.allocations), strict=False)
+    ]
+    return TorchCopier(layout, flat, slab, staging_nbytes=2**20)
+
+
 def available_methods() -> list[CopyMethod]:
     return ["auto", *native.load().build_info()["methods"]] if native.available() else ["auto"]
 
@@ -45,8 +60,13 @@ COPIERS = [
         pytest.param(compiled(method), id=f"native-{method}", marks=needs_native)
         for method in available_methods()
     ),
+    pytest.param(
+        through_torch,
+        id="torch",
+        marks=pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="no torch"),
+    ),
 ]
-both = pytest.mark.parametrize("make", [COPIERS[0], COPIERS[1]])
+each_kind = pytest.mark.parametrize("make", [COPIERS[0], COPIERS[1], COPIERS[-1]])
 every = pytest.mark.parametrize("make", COPIERS)
 
 
@@ -99,7 +119,7 @@ def check_round_trip(make: Make, described: Described, seed: int) -> None:
     slab.close()
 
 
-@both
+@each_kind
 @settings(deadline=None)
 @given(described=layouts(), seed=st.integers(0, 2**32 - 1))
 def test_every_layout_round_trips_bit_exact(make: Make, described: Described, seed: int) -> None:
@@ -158,7 +178,7 @@ BAD_BATCHES = [
 ]
 
 
-@both
+@each_kind
 @pytest.mark.parametrize(("direction", "blocks", "slots", "complaint"), BAD_BATCHES)
 def test_bad_batch_is_refused_whole(
     make: Make,
@@ -178,7 +198,7 @@ def test_bad_batch_is_refused_whole(
     np.testing.assert_array_equal(memory[0], before[0])
 
 
-@both
+@each_kind
 @pytest.mark.parametrize("group", [-1, 1])
 def test_unknown_group_is_refused(make: Make, small: Small, group: int) -> None:
     described, memory, slab = small
@@ -187,7 +207,7 @@ def test_unknown_group_is_refused(make: Make, small: Small, group: int) -> None:
         copier.submit(GATHER, CopyBatch(group, int64s([0]), int64s([0])), None)
 
 
-@both
+@each_kind
 @pytest.mark.parametrize(
     "column", [np.zeros((2, 1), np.int64), np.zeros(2, np.int32), np.zeros(2, np.float64)]
 )
@@ -198,7 +218,7 @@ def test_columns_of_another_type_are_refused(make: Make, small: Small, column: B
         copier.submit(GATHER, CopyBatch(0, column, int64s([0, 1])), None)  # type: ignore[arg-type]
 
 
-@both
+@each_kind
 def test_one_source_may_go_to_several_targets(make: Make, small: Small) -> None:
     described, memory, slab = small
     copier = make(described.layout, addresses(memory), slab)
@@ -210,7 +230,7 @@ def test_one_source_may_go_to_several_targets(make: Make, small: Small) -> None:
         np.testing.assert_array_equal(got, wanted)
 
 
-@both
+@each_kind
 def test_columns_may_be_strided_and_read_only(make: Make, small: Small) -> None:
     described, memory, slab = small
     copier = make(described.layout, addresses(memory), slab)
@@ -222,13 +242,13 @@ def test_columns_may_be_strided_and_read_only(make: Make, small: Small) -> None:
     np.testing.assert_array_equal(slots_of(slab)[2, start : start + len(payload)], payload)
 
 
-@both
+@each_kind
 def test_empty_batch_is_done_at_once(make: Make, small: Small) -> None:
     described, memory, slab = small
     copy(make(described.layout, addresses(memory), slab), GATHER, 0, [], [])
 
 
-@both
+@each_kind
 def test_a_ticket_is_consumed_once(make: Make, small: Small) -> None:
     described, memory, slab = small
     copier = make(described.layout, addresses(memory), slab)
@@ -244,7 +264,7 @@ def test_a_ticket_is_consumed_once(make: Make, small: Small) -> None:
         copier.wait(Ticket(99))
 
 
-@both
+@each_kind
 def test_closed_copier_copies_no_more(make: Make, small: Small) -> None:
     described, memory, slab = small
     copier = make(described.layout, addresses(memory), slab)
@@ -256,7 +276,7 @@ def test_closed_copier_copies_no_more(make: Make, small: Small) -> None:
         copier.submit(GATHER, CopyBatch(0, int64s([0]), int64s([0])), None)
 
 
-@both
+@each_kind
 def test_what_does_not_fit_together_is_refused(make: Make, small: Small) -> None:
     described, memory, slab = small
     with pytest.raises(LayoutError, match="2 addresses for 1 allocations"):
@@ -267,7 +287,7 @@ def test_what_does_not_fit_together_is_refused(make: Make, small: Small) -> None
     narrow.close()
 
 
-@both
+@each_kind
 def test_offsets_beyond_4_gib_are_exact(make: Make) -> None:
     """R86: a stride of 1,002,240 bytes; only the touched pages cost memory."""
     stride, num_blocks = 1_002_240, 6200
