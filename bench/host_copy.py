@@ -175,6 +175,23 @@ class Session:
             arena.close()
         return results
 
+    def improved(self, results: Sequence[Result]) -> list[Result]:
+        """Measure disturbed cells again while patience lasts; keep the less disturbed figures."""
+        memory = np.ones(POOL_NBYTES, np.uint8)
+        improved = []
+        for piece, cells in itertools.groupby(results, key=lambda result: result.piece_nbytes):
+            arena = Arena(memory, piece)
+            for old in cells:
+                best = old
+                if old.disturbed and self.quiet.patience_seconds > 0:
+                    direction, batch = Direction(old.direction), old.batch_nbytes
+                    pairs = measure(arena, direction, batch, self)
+                    new = result_of(direction, piece, batch, old.ceiling, pairs)
+                    best = new if new.disturbed <= old.disturbed else old
+                improved.append(best)
+            arena.close()
+        return improved
+
 
 def result_of(direction: Direction, piece: int, batch: int, top: float, pairs: Pairs) -> Result:
     """Return the figures of one cell."""
@@ -240,6 +257,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file; the table goes beside it as .md")
     parser.add_argument("--pairs", type=int, default=11)
     parser.add_argument("--patience", type=float, default=0, help="seconds to wait for quiet")
+    parser.add_argument(
+        "--again", action="store_true", help="only cells of --out that others disturbed"
+    )
     parser.add_argument("--threads", type=int, default=default_num_threads())
     parser.add_argument("--pieces", type=int, nargs="*", default=PIECES, help="bytes")
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES, help="bytes")
@@ -247,7 +267,11 @@ def main() -> None:
     if args.pairs < 7:
         parser.error("fewer than 7 pairs say nothing on a shared machine")
     session = Session(args.pairs, args.threads, Quiet(args.patience))
-    results = session.results(args.pieces, args.batches)
+    if args.again:
+        rows = json.loads(args.out.read_text())["results"]
+        results = session.improved([Result(**row) for row in rows])
+    else:
+        results = session.results(args.pieces, args.batches)
     device = device_facts(args.pairs, args.threads)
     text = table(results, device)
     print(text)
