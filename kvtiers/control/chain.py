@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvtiers.model.keys import BlockKey
@@ -16,6 +17,13 @@ class ChainNode:
     first_child: ChainNode | None = field(default=None, repr=False)
     next_sibling: ChainNode | None = field(default=None, repr=False)
     prev_sibling: ChainNode | None = field(default=None, repr=False)
+
+    def children(self) -> Iterator[BlockKey]:
+        """Iterate over the keys of the blocks that follow it."""
+        child = self.first_child
+        while child is not None:
+            yield child.key
+            child = child.next_sibling
 
 
 class Chains:

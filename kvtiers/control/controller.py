@@ -19,7 +19,7 @@ from kvtiers.control.tier import Residence, Tier
 from kvtiers.cost.links import offload_link, read_link, reload_link
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt, ReloadPlan
-from kvtiers.model.keys import BlockKey, Rank, pack_keys
+from kvtiers.model.keys import BlockKey, Rank, pack_keys, unpack_keys
 from kvtiers.model.messages import (
     DRAM,
     HBM,
@@ -107,6 +107,7 @@ class Controller:
         self._barred: set[str] = set()
         self._loading: dict[str, JobId] = {}
         self._lookups: dict[str, list[BlockKey]] = {}
+        self._asking: set[tuple[str, BlockKey]] = set()
         self._before: list[Transfer] = []
         self._fenced: set[JobId] = set()
         self._step = 0
@@ -150,7 +151,7 @@ class Controller:
         since = now if asked is None else asked.since
         if match.unknown and now - since < self.settings.lookup_deadline:
             answer = Answer(None, None, match)
-            self._look_up(match, since == now)
+            self._look_up(match)
         elif asked is not None and asked.answer.plan and match.same_hits(asked.answer.match):
             answer = asked.answer
         else:
@@ -235,6 +236,7 @@ class Controller:
         """Take in what a shared store holds; an answer of an earlier epoch says nothing."""
         if answer.epoch == self.epoch:
             self.presence.answered(answer)
+            self._asking.difference_update((answer.store, key) for key in unpack_keys(answer.keys))
 
     def completed(self, completion: Completion, now: float) -> LoadDone | None:
         """Apply one rank's answer; returns a reload that is now complete.
@@ -264,6 +266,7 @@ class Controller:
             if tier is not None:
                 tier.reset()
         self._lookups.clear()
+        self._asking.clear()
         self.presence.reset()
         self._asked.clear()
 
@@ -316,10 +319,13 @@ class Controller:
         plan = self.cost.plan(_slowest(match.sources), match.valid, prompt)
         return Answer(plan.num_blocks, plan, match)
 
-    def _look_up(self, match: Match, first_time: bool) -> None:
-        if first_time:
-            for store, keys in match.unknown.items():
-                self._lookups.setdefault(store, []).extend(keys)
+    def _look_up(self, match: Match) -> None:
+        """Ask for what is unknown, unless the question is under way already."""
+        for store, keys in match.unknown.items():
+            new = [key for key in keys if (store, key) not in self._asking]
+            if new:
+                self._asking.update((store, key) for key in new)
+                self._lookups.setdefault(store, []).extend(new)
 
     @property
     def _row_nbytes(self) -> int:

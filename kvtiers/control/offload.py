@@ -42,7 +42,7 @@ class OffloadDesk:
         self._counters = counters
         self._admissions: list[Admission] = [make_admission(s.admit) for s in settings.stores]
         self._open: Job | None = None
-        self._num_demoting = 0
+        self._demoting: set[BlockKey] = set()
         self._through = [(i, s) for i, s in enumerate(settings.stores) if s.write == "through"]
 
     # -- offload ----------------------------------------------------------------------
@@ -104,7 +104,7 @@ class OffloadDesk:
             if row.entry is not None:
                 self._dram.unpin(row.entry)
         if job.kind is TransferKind.DEMOTE:
-            self._num_demoting -= len(job.rows)
+            self._demoting.difference_update(row.key for row in job.rows)
             self._drain_to_low_watermark(job)
 
     # -- demote -----------------------------------------------------------------------
@@ -112,10 +112,12 @@ class OffloadDesk:
     def demote(self, epoch: int) -> Transfer | None:
         """Write the next victims to write-back stores once DRAM is above its high watermark.
 
-        Victims that need no write leave at once. Returns the order, None when there is none.
+        A victim takes the blocks before it along, tail first, as far as room is needed. Those
+        that need no write leave at once, or after their children. Returns the order, None when
+        there is none.
         """
         slots = self._settings.num_slots
-        used = slots - self._dram.num_free - self._num_demoting  # as soon as those have left
+        used = slots - self._dram.num_free - len(self._demoting)  # as soon as those have left
         back = [i for i, s in enumerate(self._settings.stores) if s.write == "back"]
         if not back or used <= self._settings.high_watermark * slots:
             return None
@@ -125,19 +127,28 @@ class OffloadDesk:
             victim = self._dram.next_victim()
             if victim is None:
                 break
-            excess -= 1
-            row = Row(victim.key, -1, victim)
-            for idx in back:
-                self._route(row, idx, self._settings.stores[idx], victim.parent_key)
-            if not row.store_entries:
-                self._dram.evict(victim)
-                continue
-            if job is None:
-                job = self._jobs.open(TransferKind.DEMOTE, epoch)
-            self._dram.pin(victim)
-            job.rows.append(row)
-            self._num_demoting += 1
+            while victim is not None and excess > 0:
+                row = Row(victim.key, -1, victim)
+                for idx in back:
+                    self._route(row, idx, self._settings.stores[idx], victim.parent_key)
+                excess -= 1
+                if not row.store_entries and victim.evictable:
+                    self._dram.evict(victim)
+                    break
+                if job is None:
+                    job = self._jobs.open(TransferKind.DEMOTE, epoch)
+                self._dram.pin(victim)
+                self._demoting.add(victim.key)
+                job.rows.append(row)
+                victim = self._next_in_chain(victim)
         return None if job is None else self._order(job)
+
+    def _next_in_chain(self, entry: Entry) -> Entry | None:
+        """Return the parent of a block that is being demoted, if it leaves next."""
+        parent = None if entry.parent_key is None else self._dram.get(entry.parent_key)
+        if parent is None or not parent.idle:
+            return None
+        return parent if all(key in self._demoting for key in parent.children()) else None
 
     # -- internals --------------------------------------------------------------------
 
@@ -205,7 +216,9 @@ class OffloadDesk:
     @staticmethod
     def _written(row: Row) -> bool:
         entries = row.store_entries.values()
-        return any(e is None or (e.residence is Residence.READY and not e.doomed) for e in entries)
+        return not entries or any(
+            e is None or (e.residence is Residence.READY and not e.doomed) for e in entries
+        )
 
     def _store_idx(self, name: str) -> int:
         for idx, store in enumerate(self._settings.stores):

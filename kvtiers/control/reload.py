@@ -29,6 +29,7 @@ from kvtiers.model.outcome import Outcome
 from kvtiers.observe.metrics import Counters
 
 ABSENT = 255  # in `Match.sources`: no tier has the block
+_UNKNOWN = 254  # no tier is known to have it, a shared store has not said
 
 Bools = npt.NDArray[np.bool_]
 
@@ -122,7 +123,10 @@ class ReloadDesk:
         sources = np.full((len(columns), num), ABSENT, np.uint8)
         for idx, column in enumerate(columns):
             sources[idx, : min(num, len(column))] = column[:num]
-        return Match(start, sources, self._cuts(sources, start) & self._fits(sources), unknown)
+        valid = self._cuts(sources, start)
+        if ((sources != 0) & (sources != ABSENT)).any():
+            valid &= self._fits(sources, keys, start)
+        return Match(start, sources, valid, unknown)
 
     def _locate(
         self,
@@ -132,18 +136,27 @@ class ReloadDesk:
         stop_at_gap: bool,
         unknown: dict[str, list[BlockKey]],
     ) -> list[int]:
-        """Return the source of each block, up to the first gap where asked."""
+        """Return the source of each block, up to the first gap where asked.
+
+        What a shared store has yet to say counts as absent; the search for more such keys goes
+        on behind the first, so that one question asks for all of them.
+        """
         get = self._dram.get
-        column = []
+        column: list[int] = []
+        gap = False
         for position in range(start, limit):
             key = keys[position]
             source = 0 if get(key) is not None else self._locate_below(key, unknown)
-            if source == ABSENT and stop_at_gap:
-                break
-            column.append(source)
+            if source >= _UNKNOWN and stop_at_gap:
+                if source == ABSENT:
+                    break
+                gap = True
+            if not gap:
+                column.append(ABSENT if source == _UNKNOWN else source)
         return column
 
     def _locate_below(self, key: BlockKey, unknown: dict[str, list[BlockKey]]) -> int:
+        nowhere = ABSENT
         for idx, store in enumerate(self._settings.stores):
             tier = self._stores[idx]
             if tier is not None:
@@ -156,7 +169,8 @@ class ReloadDesk:
                 return 1 + idx
             if belief is Belief.UNKNOWN:
                 unknown.setdefault(store.name, []).append(key)
-        return ABSENT
+                nowhere = _UNKNOWN
+        return nowhere
 
     def _cuts(self, sources: UInt8s, start: int) -> Bools:
         """Return which prefix lengths are usable: all that attention can still see exists."""
@@ -176,10 +190,14 @@ class ReloadDesk:
             valid &= absent_before[lengths] == absent_before[first]
         return valid
 
-    def _fits(self, sources: UInt8s) -> Bools:
+    def _fits(self, sources: UInt8s, keys: Sequence[Sequence[BlockKey]], start: int) -> Bools:
         """Return which prefix lengths one job can load now: what comes from below needs a slot
         to land in, beside those that the job reads and others hold."""
-        num_read = np.concatenate(([0], np.cumsum((sources == 0).sum(axis=0))))
+        idle = np.zeros(sources.shape, np.int64)
+        for group, position in np.argwhere(sources == 0).tolist():
+            entry = self._dram.get(keys[group][start + position])
+            idle[group, position] = entry is not None and entry.idle
+        num_read = np.concatenate(([0], np.cumsum(idle.sum(axis=0))))
         below = ((sources != 0) & (sources != ABSENT)).any(axis=0)
         staged = np.concatenate(([False], np.logical_or.accumulate(below)))
         room = self._settings.num_slots - self._dram.num_busy
@@ -295,7 +313,7 @@ class ReloadDesk:
         dram = self._dram
         entries = [dram.get(row.key) for row in job.rows]
         stages = any(
-            entry is None and self._locate_below(row.key, {}) != ABSENT
+            entry is None and self._locate_below(row.key, {}) < _UNKNOWN
             for row, entry in zip(job.rows, entries, strict=True)
         )
         for row, entry in zip(job.rows, entries, strict=True):
@@ -309,7 +327,7 @@ class ReloadDesk:
 
     def _pin_below(self, row: Row) -> None:
         source = self._locate_below(row.key, {})
-        if source == ABSENT:
+        if source >= _UNKNOWN:
             return
         row.source = source
         tier = self._stores[source - 1]
