@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvtiers.connector.build import slots_for
 from kvtiers.connector.worker import WorkerConnector
+from kvtiers.data.copier import Copier
 from kvtiers.data.copier_host import make_host_copier
 from kvtiers.data.executor import Executor
 from kvtiers.data.executor_thread import ExecutorThread
 from kvtiers.data.key_space import KeySpace
 from kvtiers.data.memory_store import MemoryStore
-from kvtiers.data.slab import Slab
+from kvtiers.data.slab import Registrar, Slab
 from kvtiers.data.store import BlockStore
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.config import Config
@@ -53,11 +55,51 @@ def build_host_rank(
     Raises:
         CapacityError: a tier cannot hold one block, or the machine lacks the memory.
     """
+    threads = config.copying.num_threads(len(os.sched_getaffinity(0)))
+
+    def make_copier(slab: Slab) -> Copier:
+        return make_host_copier(layout, bases, slab, threads, config.copying.native)
+
+    return _build_rank(config, layout, facts, make_copier, None, f"{threads} copy threads")
+
+
+def build_torch_rank(
+    config: Config, layout: KVLayout, allocations: Sequence[Any], facts: RankFacts
+) -> WorkerConnector:
+    """Build slab, torch's copier, stores and executor for KV tensors of any torch device.
+
+    Args:
+        allocations: a flat uint8 `torch.Tensor` over each of the layout's allocations. The
+            copier holds them until `WorkerConnector.close`.
+
+    Raises:
+        CapacityError: a tier cannot hold one block, or the machine lacks the memory.
+        LayoutError: the tensors do not fit the layout, or lie on two devices.
+    """
+    # Imported here: who serves an engine on the CPU needs no torch for it.
+    from kvtiers.data.copier_torch import TorchCopier  # noqa: PLC0415
+    from kvtiers.data.copier_torch_pin import registrar_of  # noqa: PLC0415
+
+    def make_copier(slab: Slab) -> Copier:
+        return TorchCopier(layout, allocations, slab)
+
+    registrar = registrar_of(allocations)
+    return _build_rank(config, layout, facts, make_copier, registrar, "copies through torch")
+
+
+def _build_rank(
+    config: Config,
+    layout: KVLayout,
+    facts: RankFacts,
+    make_copier: Callable[[Slab], Copier],
+    registrar: Registrar | None,
+    how: str,
+) -> WorkerConnector:
+    """Build what is the same for every copier."""
     slot_nbytes = slot_nbytes_for(layout.groups)
     num_slots = slots_for(config, facts.num_ranks, slot_nbytes)
-    slab = Slab(num_slots, slot_nbytes, pin=config.dram.pin)
-    threads = config.copying.num_threads(len(os.sched_getaffinity(0)))
-    copier = make_host_copier(layout, bases, slab, threads, config.copying.native)
+    slab = Slab(num_slots, slot_nbytes, pin=config.dram.pin, registrar=registrar)
+    copier = make_copier(slab)
     stores: dict[str, BlockStore] = {
         store.name: MemoryStore(slab, store.capacity // facts.num_ranks) for store in config.stores
     }
@@ -72,5 +114,5 @@ def build_host_rank(
         payload_nbytes=tuple(group.payload_nbytes for group in layout.groups),
         pinned=slab.pinned,
     )
-    logger.info("slab of %d slots of %d bytes, %d copy threads", num_slots, slot_nbytes, threads)
+    logger.info("slab of %d slots of %d bytes, %s", num_slots, slot_nbytes, how)
     return WorkerConnector(hello, ExecutorThread(executor), copier.mark)

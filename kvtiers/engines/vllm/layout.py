@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from kvtiers.engines.vllm.support import group_specs
 from kvtiers.model.errors import UnsupportedEngineError
@@ -57,6 +59,18 @@ def layout_of(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> tuple[KVLay
             )
         )
     return KVLayout(tuple(sizes), tuple(groups)), bases
+
+
+def flat_allocations(kv_caches: Mapping[str, Any], bases: Sequence[int]) -> list[torch.Tensor]:
+    """Return a flat uint8 tensor over each allocation that `layout_of` found, the same memory."""
+    storages = {}
+    for tensor in kv_caches.values():
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage
+    return [
+        torch.empty(0, dtype=torch.uint8, device=storages[base].device).set_(storages[base])
+        for base in bases
+    ]
 
 
 def _view(name: str, tensor: Any, bases: list[int], sizes: list[int]) -> TensorView:

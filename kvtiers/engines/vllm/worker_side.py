@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-from kvtiers.connector.rank import RankFacts, build_host_rank
+from kvtiers.connector.rank import RankFacts, build_host_rank, build_torch_rank
 from kvtiers.connector.worker import Loaded, WorkerConnector
 from kvtiers.engines.vllm.identity import engine_fingerprint
-from kvtiers.engines.vllm.layout import layout_of
+from kvtiers.engines.vllm.layout import flat_allocations, layout_of
 from kvtiers.engines.vllm.metadata import KVTiersHandshake, KVTiersMetadata, KVTiersWorkerMetadata
 from kvtiers.engines.vllm.support import check_groups
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError, UnsupportedEngineError
 from kvtiers.model.keys import Rank
+from kvtiers.model.layout import KVLayout
+
+logger = logging.getLogger(__name__)
+
+UNTRIED = (
+    "vLLM on a GPU: kvtiers copies through torch here, which its authors have tested without an "
+    "engine only; vLLM on a GPU has not been run with kvtiers. Check answers before you rely on it"
+)
 
 
 class WorkerSide:
@@ -42,12 +52,7 @@ class WorkerSide:
 
     def register(self, kv_caches: dict[str, Any]) -> None:
         """Handle `register_kv_caches`: build slab, copier and executor."""
-        devices = {tensor.device.type for tensor in kv_caches.values()}
-        if devices != {"cpu"}:
-            raise UnsupportedEngineError(
-                f"KV tensors on {', '.join(sorted(devices))}; this version of kvtiers serves vLLM "
-                "on the CPU only, GPU copiers are the next step"
-            )
+        device = device_type(kv_caches)
         self._kv_caches = dict(kv_caches)  # the memory must outlive the copier
         layout, bases = layout_of(self._kv_cache_config, kv_caches)
         parallel = self._vllm_config.parallel_config
@@ -56,7 +61,17 @@ class WorkerSide:
             num_ranks=int(parallel.tensor_parallel_size),
             fingerprint=engine_fingerprint(self._vllm_config, layout),
         )
-        self._connector = build_host_rank(self._config, layout, bases, facts)
+        self._connector = self._build(device, layout, bases, facts)
+
+    def _build(
+        self, device: str, layout: KVLayout, bases: Sequence[int], facts: RankFacts
+    ) -> WorkerConnector:
+        if device == "cpu":
+            return build_host_rank(self._config, layout, bases, facts)
+        if not facts.rank.tensor:  # once an engine, not once a rank
+            logger.warning(UNTRIED)
+        allocations = flat_allocations(self._kv_caches, bases)
+        return build_torch_rank(self._config, layout, allocations, facts)
 
     def handshake(self) -> KVTiersHandshake:
         """Handle `get_handshake_metadata`."""
@@ -87,3 +102,19 @@ class WorkerSide:
         if self._connector is not None:
             self._connector.close()
         self._kv_caches = {}
+
+
+def device_type(kv_caches: Mapping[str, Any]) -> str:
+    """Return where all KV tensors are: "cpu" or "cuda".
+
+    Raises:
+        UnsupportedEngineError: on another device, or on more than one.
+    """
+    devices = sorted({str(tensor.device) for tensor in kv_caches.values()})
+    types: set[str] = {tensor.device.type for tensor in kv_caches.values()}
+    if len(devices) != 1 or not types <= {"cpu", "cuda"}:
+        raise UnsupportedEngineError(
+            f"KV tensors on {', '.join(devices)}; this version of kvtiers serves tensors that are "
+            "all on the CPU or all on one CUDA device"
+        )
+    return types.pop()
