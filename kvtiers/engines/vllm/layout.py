@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from kvtiers.engines.vllm.support import group_specs
 from kvtiers.model.errors import UnsupportedEngineError
@@ -17,12 +18,17 @@ _AXES = (Axis.BLOCK, Axis.HEAD, Axis.TOKEN, Axis.CONTENT)
 
 
 def window_of(group: Any) -> int | None:
-    """Return how many tokens the attention of a KV group looks back, None for all."""
-    windows = {getattr(spec, "sliding_window", None) for spec in group_specs(group).values()}
-    if len(windows) == 1:
-        (window,) = windows
-        return None if window is None else int(window)
-    return None  # layers that differ: what the widest sees must be there
+    """Return how many tokens the attention of a KV group looks back, None for all.
+
+    Only a group that vLLM manages as a window may lack what lies before it. Without the hybrid
+    manager vLLM records the window of some of a group's layers in a `FullAttentionSpec`, and
+    serves prefixes of any length from its blocks.
+    """
+    windows = {
+        int(spec.sliding_window) if isinstance(spec, SlidingWindowSpec) else None
+        for spec in group_specs(group).values()
+    }
+    return windows.pop() if len(windows) == 1 else None
 
 
 def layout_of(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> tuple[KVLayout, list[int]]:

@@ -1,0 +1,169 @@
+"""Everything that changes the meaning of KV bytes changes the fingerprint; nothing else does."""
+
+from __future__ import annotations
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from kvtiers.engines.vllm.identity import (
+    engine_fingerprint,
+    engine_shape,
+    weights_digest,
+)
+from kvtiers.engines.vllm.layout import layout_of, window_of
+from kvtiers.engines.vllm.support import check_engine, check_groups
+from kvtiers.model.errors import UnsupportedEngineError
+
+from .fakes import full, kv_cache_config, kv_caches, sliding, vllm_config
+
+
+def digest(config=None, cache=None, *, token_major=False):
+    config = vllm_config() if config is None else config
+    cache = kv_cache_config(full()) if cache is None else cache
+    layout, _ = layout_of(cache, kv_caches(cache, token_major=token_major))
+    return engine_fingerprint(config, layout).digest
+
+
+def test_fingerprint_is_the_same_for_the_same_engine():
+    assert digest() == digest()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_config__revision": "v2"},
+        {"model_config__model": "some/other"},
+        {"model_config__dtype": "torch.float16"},
+        {"model_config__quantization": "awq"},
+        {"model_config__hf_overrides": {"rope_theta": 1e6}},
+        {"cache_config__cache_dtype": "fp8"},
+        {"cache_config__prefix_caching_hash_algo": "sha256_cbor"},
+        {"parallel_config__tensor_parallel_size": 2},
+        {"parallel_config__pipeline_parallel_size": 2},
+        {"hf__rope_theta": 5e5},
+        {"hf__rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"hf__sliding_window": 4096},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_changes_kv_changes_the_fingerprint(change):
+    """R39, R44: revision, model, dtypes, quantisation, positions, parallel layout."""
+    assert digest(vllm_config(**change)) != digest()
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [kv_cache_config(full(32)), kv_cache_config(sliding(64)), kv_cache_config(full(), sliding(64))],
+    ids=["block size", "window", "groups"],
+)
+def test_what_changes_blocks_changes_the_fingerprint(cache):
+    assert digest(cache=cache) != digest()
+
+
+def test_lora_configuration_changes_the_fingerprint():
+    """R47: adapters are in the block hashes; how many and how large they may be is here."""
+    config = vllm_config()
+    config.lora_config = SimpleNamespace(max_lora_rank=16)
+    assert digest(config) != digest()
+
+
+def test_order_of_heads_and_tokens_changes_the_fingerprint():
+    """R84: HND and NHD pages have equal sizes and other bytes."""
+    assert digest(token_major=True) != digest(token_major=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"scheduler_config__max_num_batched_tokens": 512}, {"device_config__device_type": "cuda"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_does_not_change_kv_keeps_the_fingerprint(change):
+    assert digest(vllm_config(**change)) == digest()
+
+
+def test_a_local_models_weights_are_part_of_it(tmp_path):
+    """R39, R44: the same path, other weights; and the same weights twice."""
+    (tmp_path / "config.json").write_text(json.dumps({"a": 1}))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one" * 100)
+    os.utime(weights, ns=(1, 1))
+    first = weights_digest(tmp_path)
+    assert weights_digest(tmp_path) == first
+    weights.write_bytes(b"two" * 100)
+    os.utime(weights, ns=(1, 1))
+    assert weights_digest(tmp_path) != first
+    config = vllm_config(model_config__model=str(tmp_path))
+    assert digest(config) != digest()
+
+
+def test_a_remote_model_is_named_by_its_revision_alone(tmp_path):
+    assert weights_digest(tmp_path / "absent") == "unresolved"
+
+
+# -- groups and their windows -----------------------------------------------------------------
+
+
+def test_only_a_group_managed_as_a_window_has_one():
+    """R89: without the hybrid manager, vLLM notes a window in a full-attention specification,
+    merged over layers of which some have none; its blocks serve prefixes of any length."""
+    windows = [
+        window_of(group)
+        for group in kv_cache_config(full(), sliding(64), full(sliding_window=64)).kv_cache_groups
+    ]
+    assert windows == [None, 64, None]
+
+
+def test_merged_specification_of_full_and_sliding_layers_has_no_window():
+    merged = type(full()).merge([full(), full(sliding_window=64)])
+    (group,) = kv_cache_config(merged).kv_cache_groups
+    assert window_of(group) is None
+
+
+def test_engine_shape_tells_what_the_engine_can():
+    shape = engine_shape(vllm_config(), kv_cache_config(full()))
+    assert (shape.block_size, shape.windows, shape.loads_in_step) == (16, (None,), True)
+
+
+@pytest.mark.parametrize(
+    ("change", "specs"),
+    [({"scheduler_config__async_scheduling": True}, [full()]), ({}, [full(), sliding(64)])],
+    ids=["asynchronous scheduling", "several groups"],
+)
+def test_no_load_within_a_step_where_its_failure_could_not_be_taken_back(change, specs):
+    """R32: the step after it is scheduled already, or failed blocks cannot be named."""
+    shape = engine_shape(vllm_config(**change), kv_cache_config(*specs))
+    assert not shape.loads_in_step
+
+
+def test_groups_of_different_blocks_are_refused_by_size():
+    """R80: 256 and 64 tokens."""
+    with pytest.raises(UnsupportedEngineError, match=r"\[64, 256\]"):
+        check_groups(kv_cache_config(full(256), sliding(1024, 64)))
+
+
+def test_recurrent_state_is_refused_by_name():
+    """R81: what cannot be cut at a block must not be restored there."""
+    mamba = pytest.importorskip("vllm.v1.kv_cache_interface").MambaSpec
+    spec = mamba(16, shapes=((4, 4),), dtypes=("bfloat16",))
+    with pytest.raises(UnsupportedEngineError, match=r"group 0, layer layer0: MambaSpec"):
+        check_groups(kv_cache_config(spec))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"kv_transfer_config__kv_role": "kv_producer"}, "kv_producer"),
+        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
+        ({"parallel_config__prefill_context_parallel_size": 2}, "prefill context"),
+    ],
+    ids=["role", "pipeline", "decode context", "prefill context"],
+)
+def test_an_engine_that_cannot_be_served_is_refused_at_start(change, name):
+    with pytest.raises(UnsupportedEngineError, match=name):
+        check_engine(vllm_config(**change))
