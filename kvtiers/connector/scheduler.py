@@ -103,9 +103,11 @@ class SchedulerConnector:
         """
         if len(hellos) != self.shape.num_ranks:
             raise ProtocolError(f"{len(hellos)} ranks said hello, expected {self.shape.num_ranks}")
+        ranks = [hello.rank for hello in hellos]
+        if len(set(ranks)) < len(ranks):
+            raise ProtocolError(f"a rank said hello twice: {ranks}")
         settings = control_settings(self.config, self.shape, hellos)
         cost = cost_model(self.config, self.shape)
-        ranks = [hello.rank for hello in hellos]
         self._controller = Controller(settings, ranks, cost, self.counters)
         logger.info(
             "DRAM tier: %d blocks of %d tokens on %d rank(s), %.2f GiB in all",

@@ -268,6 +268,19 @@ def test_a_chunked_prompt_is_stored_without_holes(execution, num_draft_tokens):
     assert all(entry.parent_key in keys for entry in entries if entry.parent_key is not None)
 
 
+def test_a_tail_that_was_lost_meanwhile_is_offered_again_at_the_end():
+    """A running request's last blocks made room for others; its end is the last chance."""
+    told = Told(num_slots=4)
+    told.connector.arrived("r", told.hashes(3))
+    told.answer(told.step({"r": 48}))
+    told.connector.arrived("other", told.hashes(3, "q"))
+    told.answer(told.step({"r": 49, "other": 48}))
+    assert told.connector.reloadable("new", told.hashes(3), 49, 0).num_tokens == 16
+    told.connector.finished("r", ([100, 101, 102],))
+    (order,) = told.step().before
+    assert order.block_ids.tolist() == [101, 102]
+
+
 def test_what_was_computed_before_a_reset_is_not_stored_after_it():
     """The weights may have changed: a running request goes on, but is nobody else's."""
     told = Told()

@@ -1,0 +1,95 @@
+"""From configuration and hellos to what control works with."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtiers.connector.build import control_settings, slots_for
+from kvtiers.connector.scheduler import SchedulerConnector
+from kvtiers.connector.shape import EngineShape
+from kvtiers.model.config import parse_mapping
+from kvtiers.model.errors import CapacityError, ProtocolError
+from kvtiers.model.keys import Rank
+from kvtiers.model.messages import Hello
+
+KIB = 2**10
+
+
+def config(dram="1MiB", **store):
+    tiers = [{"kind": "dram", "capacity": dram}]
+    if store:
+        tiers.append({"kind": "memory", **store})
+    return parse_mapping({"tiers": tiers})
+
+
+def shape(num_ranks=1, windows=(None,)):
+    return EngineShape(16, windows, num_ranks, None, 8192, 1e12)
+
+
+def hello(idx=0, num_slots=8, payload=(60 * KIB,), slot=64 * KIB, pinned=True):
+    return Hello(Rank(idx), bytes(32), num_slots, slot, payload, pinned)
+
+
+def test_capacity_is_that_of_the_smallest_rank():
+    """R74: pages of 478,080 and 524,160 bytes under the same budget."""
+    hellos = [
+        hello(0, num_slots=17, payload=(478_080,), slot=478_080),
+        hello(1, num_slots=16, payload=(524_160,), slot=524_160),
+    ]
+    settings = control_settings(config(capacity="8MiB"), shape(2), hellos)
+    assert settings.num_slots == 16
+    assert settings.block_nbytes == 524_160
+    assert settings.stores[0].capacity_blocks == 8 * 2**20 // 2 // 524_160
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_slab_without_a_single_slot_is_refused_with_what_would_do(num_ranks):
+    """R118: never a silent zero."""
+    with pytest.raises(CapacityError, match=rf"over {num_ranks} rank.*at least \d+MiB"):
+        slots_for(config(), num_ranks, 2 * 2**20)
+
+
+def test_a_store_without_a_single_block_is_refused():
+    """R118: the second tier, divided over its ranks."""
+    hellos = [hello(0), hello(1)]
+    with pytest.raises(CapacityError, match=r"over 2 rank.*at least 1MiB"):
+        control_settings(config(capacity="100KiB"), shape(2), hellos)
+
+
+def test_every_slot_is_used():
+    assert slots_for(config("1MiB"), 2, 64 * KIB) == 8
+
+
+def test_ranks_may_differ_in_what_they_could_pin():
+    """R70: one rank of eight was refused; all go on, with the slots that all have."""
+    hellos = [hello(i, pinned=i != 3) for i in range(8)]
+    connector = SchedulerConnector(config(), shape(8))
+    connector.connect(hellos)
+    assert connector.controller.settings.num_slots == 8
+
+
+@pytest.mark.parametrize("num", [0, 1, 3])
+def test_a_rank_that_did_not_say_hello_is_missed(num):
+    connector = SchedulerConnector(config(), shape(2))
+    with pytest.raises(ProtocolError, match=f"{num} ranks said hello, expected 2"):
+        connector.connect([hello(i) for i in range(num)])
+
+
+def test_one_rank_that_speaks_twice_is_not_two():
+    connector = SchedulerConnector(config(), shape(2))
+    with pytest.raises(ProtocolError, match="twice"):
+        connector.connect([hello(1), hello(1)])
+
+
+def test_ranks_with_other_groups_are_refused():
+    hellos = [hello(0), hello(1, payload=(KIB, KIB))]
+    with pytest.raises(ProtocolError, match=r"\[1, 2\] KV groups, expected 1"):
+        control_settings(config(), shape(2), hellos)
+
+
+def test_bytes_of_a_block_are_those_that_are_stored():
+    """R111: what the ranks measured of their tensors, over all groups; not a guess by dtype."""
+    settings = control_settings(
+        config(), shape(1, (None, 64)), [hello(payload=(20 * KIB, 10 * KIB))]
+    )
+    assert settings.block_nbytes == 30 * KIB
