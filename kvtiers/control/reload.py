@@ -253,14 +253,14 @@ class ReloadDesk:
             stages = any(row.source > 0 and row.entry is None for row in job.rows)
             waits = depends or (stages and stuck) or (stages and not self._stage(job, now))
             stuck |= stages and waits
-            if waits and stages and not depends and num_running + len(sent) + len(kept) == 0:
-                _give_up_staging(job)
-                waits = False
             if waits and job.job_id not in urgent:
                 kept.append(job)
                 coming.update(row.key for row in job.rows if row.lands)
             else:
                 sent.append(job)
+        if kept and not sent and num_running == 0:  # nobody will let go of a slot
+            _give_up_staging(kept[0])
+            sent.append(kept.popleft())
         self._waiting = kept
         return [self._order(job, now) for job in sent]
 

@@ -166,6 +166,16 @@ def test_matched_tokens_against_a_brute_force_oracle(block_size, num_stored):
             told.connector.finished("r", ([],))
 
 
+def test_blocks_on_their_way_are_not_loaded_within_a_step():
+    """Whether they arrive is not known yet: the load could fail for a reason of its own."""
+    told = Told()
+    told.connector.arrived("first", told.hashes(4))
+    orders = told.step({"first": 64})
+    assert told.connector.reloadable("r", told.hashes(4), 65, 0) == Reload(64, asynchronous=True)
+    told.answer(orders)
+    assert told.connector.reloadable("r", told.hashes(4), 65, 0) == Reload(64, asynchronous=False)
+
+
 def test_a_lookup_that_came_to_nothing_leaves_no_work():
     """R20: found, never given blocks, aborted."""
     told = Told()

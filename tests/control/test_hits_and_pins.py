@@ -215,6 +215,92 @@ def test_a_job_that_waits_for_nobody_goes_without_a_window():
     assert order.slots.tolist() == [-1, -1]
 
 
+def on_disk(scene: Scene, keys: list) -> None:
+    """Put blocks into the disk's tier and every rank's store, and nowhere else."""
+    tier = scene.controller.stores[0]
+    for key, parent in zip(keys, [None, *keys], strict=False):
+        tier.commit(tier.reserve(key, parent))
+        for rank in scene.ranks:
+            rank.stores["disk"].put((0, rank.rank, key))
+
+
+def test_a_load_waits_for_blocks_that_another_waiting_load_will_bring():
+    """Else it would read slots that nobody has filled: first come, first served."""
+    scene = Scene(dram(4, DISK))
+    scene.offload(chain("x", 2))
+    on_disk(scene, A)
+    scene.load(A, request="stages")  # two blocks have slots, the third needs a window
+    scene.load(chain("x", 2), request="ready")
+    (ready,) = reloads(scene.step())
+    scene.load(A[:2], request="depends")
+    assert reloads(scene.step()) == []
+    scene.answer(ready.job_id)
+    assert [order.request_id for order in reloads(scene.step())] == ["stages", "depends"]
+    assert [done.num_failed for done in scene.settle()] == [0, 0]
+
+
+def test_a_load_of_what_is_there_overtakes_one_that_waits_for_a_window():
+    scene = Scene(dram(4, DISK))
+    scene.offload(chain("x", 2))
+    on_disk(scene, A)
+    scene.load(A, request="stages")
+    scene.load(chain("x", 2), request="ready")
+    assert [order.request_id for order in reloads(scene.step())] == ["ready"]
+    assert [done.num_failed for done in scene.settle()] == [0, 0]
+
+
+def test_a_load_that_the_next_step_reads_is_sent_whatever_it_waits_for():
+    """Else the forward pass would run on blocks that nobody is bringing."""
+    scene = Scene(dram(4, DISK))
+    scene.offload(chain("x", 2))
+    on_disk(scene, A)
+    scene.load(A, request="stages")
+    scene.load(chain("x", 2), request="ready")
+    scene.step()
+    urgent = scene.load(A[:2], request="urgent")
+    orders = scene.controller.take_orders(0, (urgent,), scene.now)
+    assert [order.job_id for order in reloads(orders)] == [urgent]
+
+
+def test_written_blocks_leave_until_dram_is_at_its_low_water():
+    """Write-back: 10 slots, high water 7, low 4; what is on disk makes room, tail first."""
+    back = StoreSettings("disk", 64, "back")
+    scene = Scene(dram(10, back, high_watermark=0.7, low_watermark=0.4))
+    scene.offload(B[:8])
+    scene.settle()
+    assert resident(scene, B) == [0, 1, 2, 3]
+    assert scene.hits(B[:8]) == 8
+
+
+def test_blocks_whose_write_failed_stay():
+    back = StoreSettings("disk", 64, "back")
+    scene = Scene(dram(10, back, high_watermark=0.7, low_watermark=0.4))
+    scene.offload(B[:8], settle=False)
+    (offload,) = scene.step().after
+    scene.answer(offload.job_id)
+    (demote,) = scene.step().before
+    assert demote.block_keys() == B[7:3:-1]
+    scene.answer(demote.job_id, {0: Outcome.FAILED})
+    assert resident(scene, B) == list(range(8))  # the tail stays, and so does what it hangs on
+
+
+def test_a_fork_is_not_demoted_past_its_other_branch():
+    """The shared head has a child that stays."""
+    back = StoreSettings("disk", 64, "back")
+    scene = Scene(dram(10, back, high_watermark=0.5, low_watermark=0.1))
+    left, right = [*A[:2], *chain("l", 2)], [*A[:2], *chain("r", 2)]
+    scene.offload(left, settle=False)
+    (first,) = scene.step().after
+    scene.offload(right, settle=False)
+    (second,) = scene.step().after
+    scene.answer(first.job_id)
+    entry = scene.controller.dram.get(right[3])
+    demote = scene.controller.take_orders(0, (), 0.0).before
+    assert entry.residence.value == "reserved"
+    assert [key for order in demote for key in order.block_keys()] == left[3:1:-1]
+    assert scene.ranks[0].answerable() == [second.job_id]
+
+
 def test_only_what_hbm_lacks_is_read():
     """R31: local 2 blocks of 10."""
     scene = Scene(dram(16))
