@@ -225,7 +225,22 @@ def table(results: Sequence[Result], device: dict[str, object]) -> str:
         f"| {r.ratio:.2f} ({r.ratio_low:.2f} to {r.ratio_high:.2f}) | {r.disturbed} |"
         for r in results
     )
+    lines += ["", *reach(results)]
     return "\n".join(lines) + "\n"
+
+
+def reach(results: Sequence[Result]) -> list[str]:
+    """Say how near the ceiling the largest pieces come, and what ratio it allows at most."""
+    large = [r for r in results if r.piece_nbytes == 2 * MIB and r.batch_nbytes >= 64 * MIB]
+    if not large:
+        return []
+    near = [r.ours / r.ceiling for r in large]
+    most = [r.ceiling / r.reference for r in large]
+    return [
+        f"At 2 MiB pieces and batches of 64 MiB and more, ours runs at {min(near):.2f} to "
+        f"{max(near):.2f} of the ceiling; the ceiling is {min(most):.2f} to {max(most):.2f} times "
+        "the reference, and no way to copy was found here that has a higher ratio."
+    ]
 
 
 def device_facts(pairs: int, num_threads: int) -> dict[str, object]:
