@@ -310,18 +310,10 @@ class ReloadDesk:
 
     def _pin_sources(self, job: Job) -> None:
         """Pin all that a job reads, before anything makes room for what it brings."""
-        dram = self._dram
-        entries = [dram.get(row.key) for row in job.rows]
-        stages = any(
-            entry is None and self._locate_below(row.key, {}) < _UNKNOWN
-            for row, entry in zip(job.rows, entries, strict=True)
-        )
-        for row, entry in zip(job.rows, entries, strict=True):
-            # A job that stages must not wait for a slot that only itself could free.
-            full = stages and dram.num_busy + 1 >= self._settings.num_slots
-            if entry is not None and not (full and entry.idle):
-                dram.pin(entry)
-                row.entry = entry
+        for row in job.rows:
+            row.entry = self._dram.get(row.key)
+            if row.entry is not None:
+                self._dram.pin(row.entry)
             else:
                 self._pin_below(row)
 

@@ -372,11 +372,12 @@ def test_demotions_under_way_are_not_started_twice():
     """A slow disk: 10 slots, high water 7, low 4; three steps before the first answer."""
     back = StoreSettings("disk", 64, "back")
     scene = Scene(dram(10, back, high_watermark=0.7, low_watermark=0.4))
-    scene.offload(B[:8], settle=False)
+    scene.offload(B[:4], settle=False)
+    scene.offload(C[:4], settle=False)
     (order,) = scene.step().after
     scene.answer(order.job_id)
-    demoted = [t.num_blocks for _ in range(3) for t in scene.step().before]
-    assert demoted == [4]
+    demoted = [t.block_keys() for _ in range(3) for t in scene.step().before]
+    assert demoted == [B[3::-1]]
 
 
 def test_window_groups_need_only_what_attention_sees():
