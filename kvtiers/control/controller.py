@@ -366,7 +366,15 @@ class Controller:
                 left = tier.take_left()
                 if left:
                     forgets.append(Forget.of(tier.name, left))
+                    self._unback(left)
         return forgets
+
+    def _unback(self, keys: Iterable[BlockKey]) -> None:
+        """Note in DRAM that a store has lost some blocks."""
+        for key in keys:
+            entry = self.dram.get(key)
+            if entry is not None and not any(tier and tier.get(key) for tier in self.stores):
+                self.dram.unback(entry)
 
     def _count_evicted(self, tier: Tier) -> None:
         new = tier.num_evicted - self._num_evicted.get(tier.name, 0)

@@ -59,6 +59,8 @@ class OffloadDesk:
             return True
         if parent is not None and dram.get(parent) is None and not self._held_below(parent):
             return False
+        if dram.num_free == 0 and self._stored(key):
+            return True  # not worth what would have to leave for it
         entry = dram.reserve(key, parent)
         if entry is None:
             return False
@@ -161,6 +163,18 @@ class OffloadDesk:
             for store, tier in zip(self._settings.stores, self._stores, strict=True)
         )
 
+    def _stored(self, key: BlockKey) -> bool:
+        """Whether a store has a block, all of it."""
+        for store, tier in zip(self._settings.stores, self._stores, strict=True):
+            if tier is None:
+                if self._presence.of(store.name, key) is Belief.PRESENT:
+                    return True
+                continue
+            entry = tier.get(key)
+            if entry is not None and entry.residence is Residence.READY:
+                return True
+        return False
+
     def _route(self, row: Row, idx: int, store: StoreSettings, parent: BlockKey | None) -> None:
         """Set room aside in a store for a row, where it is worth a write."""
         tier, admission = self._stores[idx], self._admissions[idx]
@@ -186,6 +200,8 @@ class OffloadDesk:
             self._counters.add("kvtiers_blocks_demoted_total", (name,))
         else:
             self._counters.add("kvtiers_blocks_failed_total", (outcome.name.lower(),))
+        if outcome is Outcome.OK and believed and row.entry is not None:
+            self._dram.back(row.entry)
         if tier is not None and entry is not None:
             tier.commit(entry) if outcome is Outcome.OK else tier.abandon(entry)
         elif outcome is Outcome.OK and believed:
@@ -198,6 +214,8 @@ class OffloadDesk:
                 raise ProtocolError(f"job {job.job_id}: an offloaded block without a slot")
             if outcome == Outcome.OK:
                 self._dram.commit(row.entry)
+                if self._stored(row.key):
+                    self._dram.back(row.entry)
                 self._counters.add("kvtiers_blocks_offloaded_total", (DRAM,))
             else:
                 self._dram.abandon(row.entry)

@@ -192,11 +192,11 @@ class ReloadDesk:
 
     def _fits(self, sources: UInt8s, keys: Sequence[Sequence[BlockKey]], start: int) -> Bools:
         """Return which prefix lengths one job can load now: what comes from below needs a slot
-        to land in, beside those that the job reads and others hold."""
+        to land in, beside those that others hold and that the job can read nowhere else."""
         idle = np.zeros(sources.shape, np.int64)
         for group, position in np.argwhere(sources == 0).tolist():
             entry = self._dram.get(keys[group][start + position])
-            idle[group, position] = entry is not None and entry.idle
+            idle[group, position] = entry is not None and entry.idle and not entry.backed
         num_read = np.concatenate(([0], np.cumsum(idle.sum(axis=0))))
         below = ((sources != 0) & (sources != ABSENT)).any(axis=0)
         staged = np.concatenate(([False], np.logical_or.accumulate(below)))
@@ -310,12 +310,18 @@ class ReloadDesk:
 
     def _pin_sources(self, job: Job) -> None:
         """Pin all that a job reads, before anything makes room for what it brings."""
-        for row in job.rows:
-            row.entry = self._dram.get(row.key)
-            if row.entry is not None:
-                self._dram.pin(row.entry)
-            else:
+        dram = self._dram
+        entries = [dram.get(row.key) for row in job.rows]
+        stages = bool(self._stores) and any(entry is None for entry in entries)
+        for row, entry in zip(job.rows, entries, strict=True):
+            # A job that stages needs a slot to land in: what lies below too is read from there
+            # rather than that it holds the last slot itself.
+            full = stages and dram.num_busy + 1 >= self._settings.num_slots
+            if entry is None or (full and entry.backed and entry.idle):
                 self._pin_below(row)
+            if entry is not None and not row.source:
+                row.entry = entry
+                dram.pin(entry)
 
     def _pin_below(self, row: Row) -> None:
         source = self._locate_below(row.key, {})
@@ -345,6 +351,7 @@ class ReloadDesk:
         if row.lands:
             if ok:
                 self._dram.commit(entry)
+                self._dram.back(entry)
                 self._counters.add("kvtiers_blocks_promoted_total", ())
             else:
                 self._dram.abandon(entry)

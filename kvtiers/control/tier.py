@@ -26,12 +26,14 @@ class Entry(ChainNode):
     Attributes:
         slot: the place it occupies, unique among all entries and windows of the tier.
         pins: running jobs that read it. doomed: no longer served; gone at the last release.
+        backed: whether a lower tier has the block too, so that it leaves no hole.
     """
 
     slot: int = -1
     residence: Residence = Residence.RESERVED
     pins: int = 0
     doomed: bool = False
+    backed: bool = False
 
     @property
     def idle(self) -> bool:
@@ -40,8 +42,8 @@ class Entry(ChainNode):
 
     @property
     def evictable(self) -> bool:
-        """Whether it may leave: idle, and the tail of its chain."""
-        return self.first_child is None and self.idle
+        """Whether it may leave: idle, and the tail of its chain unless a lower tier has it."""
+        return (self.first_child is None or self.backed) and self.idle
 
 
 class Tier:
@@ -142,7 +144,7 @@ class Tier:
         """Forbid eviction while a job reads the entry."""
         if entry.residence is Residence.READY and entry.idle:
             self._num_idle -= 1
-            if entry.first_child is None:
+            if entry.evictable:
                 self._policy.shielded(entry.key)
         entry.pins += 1
         self.num_pins += 1
@@ -162,6 +164,24 @@ class Tier:
             self._expose(entry)
         elif entry.doomed:
             self._release(entry)
+
+    def back(self, entry: Entry) -> None:
+        """Note that a lower tier has the block too: it may leave before what follows it."""
+        if entry.doomed or entry.backed:
+            return
+        was_evictable = entry.evictable
+        entry.backed = True
+        if not was_evictable:
+            self._expose(entry)
+
+    def unback(self, entry: Entry) -> None:
+        """Note that no lower tier has the block any longer."""
+        if entry.doomed or not entry.backed:
+            return
+        was_evictable = entry.evictable
+        entry.backed = False
+        if was_evictable and not entry.evictable:
+            self._policy.shielded(entry.key)
 
     def touch(self, entries: Iterable[Entry]) -> None:
         """Note hits on a chain; give it tail first, so that heads stay the most recent."""
@@ -186,7 +206,7 @@ class Tier:
         """Drop an evictable entry and free its slot.
 
         Raises:
-            ProtocolError: the entry is pinned, reserved, or not the tail of its chain.
+            ProtocolError: the entry is pinned, reserved, or others that need it follow it.
         """
         if not entry.evictable:
             raise ProtocolError(f"tier {self.name!r}: {entry.key.hex()} may not leave")
@@ -252,10 +272,10 @@ class Tier:
 
     def _link(self, entry: Entry) -> None:
         parent = self._chains.add(entry)  # which was the tail of its chain until now
-        if isinstance(parent, Entry) and parent.idle:
+        if isinstance(parent, Entry) and parent.idle and not parent.backed:
             self._policy.shielded(parent.key)
 
     def _unlink(self, entry: Entry) -> None:
         parent = self._chains.remove(entry)
-        if isinstance(parent, Entry):
+        if isinstance(parent, Entry) and not parent.backed:
             self._expose(parent)

@@ -32,10 +32,10 @@ def check_tier(tier: Tier, gone: Iterable[Entry] = (), windows: Iterable[int] = 
 
 
 def _check_victim(tier: Tier, served: list[Entry]) -> None:
-    """Only READY, unpinned tails leave, and one does if there is one."""
+    """Only READY, unpinned blocks leave, tails or backed below, and one does if there is one."""
     parents = {entry.parent_key for entry in served}
-    tails = [entry for entry in served if entry.key not in parents]
-    may_leave = [e for e in tails if e.pins == 0 and e.residence is Residence.READY]
+    loose = [entry for entry in served if entry.backed or entry.key not in parents]
+    may_leave = [e for e in loose if e.pins == 0 and e.residence is Residence.READY]
     assert [entry for entry in served if entry.evictable] == may_leave
     victim = tier.next_victim()
     assert tier.next_victim() is victim

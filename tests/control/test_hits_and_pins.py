@@ -193,11 +193,26 @@ def test_a_promise_leaves_room_to_stage():
     scene = Scene(dram(2, DISK))
     scene.offload(B[:2])
     tier = scene.controller.stores[0]
-    tier.doom(tier.get(B[1]))
+    for key in B[:2]:
+        tier.doom(tier.get(key))
+    scene.step()  # the disk has lost them, so that they can only be read from DRAM
     for rank in scene.ranks:
         rank.stores["disk"].put((0, rank.rank, B[2]))
     tier.commit(tier.reserve(B[2], B[1]))
     assert scene.hits(B[:3]) == 2
+
+
+def test_what_lies_below_too_makes_room_to_stage():
+    """DRAM is full of the prompt's own head, which can be read from below as well."""
+    scene = Scene(dram(2, DISK))
+    scene.offload(B[:2])
+    scene.offload(B[:4])
+    scene.load(B[:2], request="warm")  # brings the head back to DRAM
+    scene.settle()
+    assert scene.hits(B[:4]) == 4
+    scene.load(B[:4])
+    (load,) = scene.settle()
+    assert (load.num_loaded, load.num_failed) == (4, 0)
 
 
 def test_a_job_that_waits_for_nobody_goes_without_a_window():
@@ -281,7 +296,7 @@ def test_blocks_whose_write_failed_stay():
     (demote,) = scene.step().before
     assert demote.block_keys() == B[7:3:-1]
     scene.answer(demote.job_id, {0: Outcome.FAILED})
-    assert resident(scene, B) == list(range(8))  # the tail stays, and so does what it hangs on
+    assert resident(scene, B) == [0, 1, 2, 3, 7]  # 4 to 6 lie below: no hole before 7
 
 
 def test_a_fork_is_not_demoted_past_its_other_branch():

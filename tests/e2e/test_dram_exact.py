@@ -9,7 +9,7 @@ from kvtiers.observe.metrics import BLOCKS_FAILED, BLOCKS_OFFLOADED, OFFLOADS_DR
 
 from .answers import differences, random_prompt
 from .harness import Engine, EngineOptions, Engines
-from .tiers import SLOT_NBYTES, Tiers, dram, tiered
+from .tiers import SLOT_NBYTES, Tiers, dram, memory, tiered
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -166,6 +166,22 @@ def test_a_request_larger_than_dram_reloads_its_head(engines: Engines) -> None:
     assert engine.reset_prefix_cache()
     [again] = engine.generate([prompt])
     assert tiers.reloaded_tokens() == 8 * BLOCK
+    assert not differences({"it": first}, {"it": again})
+    tiers.assert_at_rest()
+
+
+def test_a_request_larger_than_dram_reloads_whole_from_the_tier_below(engines: Engines) -> None:
+    """Its blocks flow through a DRAM of eight slots, down and up."""
+    config = dram(f"{8 * SLOT_NBYTES // 1024}KiB", memory())
+    engine = engines.get(tiered(ROOMY, config))
+    prompt = random_prompt(30 * BLOCK + 1, seed=24)
+    [first] = engine.generate([prompt], 24)
+    engine.settle()
+    assert engine.reset_prefix_cache()
+    tiers = Tiers(engine)
+    [again] = engine.generate([prompt], 24)
+    assert tiers.reloaded_tokens("dram") + tiers.reloaded_tokens("memory") == 30 * BLOCK
+    assert tiers.reloaded_tokens("memory") >= 22 * BLOCK
     assert not differences({"it": first}, {"it": again})
     tiers.assert_at_rest()
 
