@@ -8,7 +8,7 @@ import numpy as np
 
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
-from kvtiers.control.controller import Answer, LoadDone
+from kvtiers.control.answers import Answer, LoadDone
 from kvtiers.control.reload import ABSENT
 from kvtiers.model.config import Config
 from kvtiers.model.messages import DRAM
@@ -72,6 +72,7 @@ class Accounts:
                     "reload": plan.reload_seconds,
                     "recompute": plan.recompute_seconds,
                     "chosen": plan.chosen_seconds,
+                    "load": plan.load_seconds,
                     "auto": plan.auto_seconds,
                 },
                 num_chosen_blocks=answer.num_blocks or 0,
@@ -86,9 +87,12 @@ class Accounts:
         """Close the decision of a reload that is over; `state`: None once its request ended."""
         outcome = DecisionOutcome(load.num_loaded, load.num_failed, load.seconds)
         self.decisions.finish(load.request_id, outcome)
-        if state is not None and not load.num_failed:
-            for name, tokens in state.sources.items():
-                self.counters.add(TOKENS_RELOADED, (name,), tokens)
+        if load.num_failed:  # the engine keeps what came before the first failed block
+            tokens = {name: num * self._block_size for name, num in load.kept.items()}
+        else:
+            tokens = {} if state is None else state.sources
+        for name, num in tokens.items():
+            self.counters.add(TOKENS_RELOADED, (name,), num)
 
     def close(self) -> None:
         """Close the decision log."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvtiers.control.controller import Answer
+from kvtiers.control.answers import Answer
 from kvtiers.model.keys import BlockKey, block_key, block_keys
 from kvtiers.model.messages import NO_BLOCK
 

@@ -11,7 +11,8 @@ from kvtiers.connector.accounts import Accounts
 from kvtiers.connector.build import control_settings, cost_model
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
-from kvtiers.control.controller import Answer, Controller, LoadDone
+from kvtiers.control.answers import Answer, LoadDone
+from kvtiers.control.controller import Controller
 from kvtiers.control.reload import LoadRequest
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError

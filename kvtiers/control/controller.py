@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from kvtiers.control.answers import Answer, LoadDone, kept_blocks, slowest
 from kvtiers.control.fences import Fences
 from kvtiers.control.jobs import Job, JobTable
 from kvtiers.control.offload import OffloadDesk
 from kvtiers.control.places import Places
 from kvtiers.control.policy import make_policy
 from kvtiers.control.presence import PresenceTable
-from kvtiers.control.reload import ABSENT, LoadRequest, Match, ReloadDesk
+from kvtiers.control.reload import LoadRequest, Match, ReloadDesk
 from kvtiers.control.settings import ControlSettings
 from kvtiers.control.tier import Residence, Tier
 from kvtiers.cost.links import offload_link, read_link, reload_link
 from kvtiers.cost.model import CostModel
-from kvtiers.cost.planner import Prompt, ReloadPlan
+from kvtiers.cost.planner import Prompt
 from kvtiers.model.keys import BlockKey, Rank, pack_keys, unpack_keys
 from kvtiers.model.messages import (
     DRAM,
@@ -35,31 +34,6 @@ from kvtiers.model.messages import (
     UInt8s,
 )
 from kvtiers.observe.metrics import Counters
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What control tells an engine that asks how much of a request it can reload.
-
-    Attributes:
-        num_blocks: leading blocks to reload beyond the local ones; None means "ask again".
-        plan: the comparison behind it; None where there was nothing to compare.
-        match: what was found.
-    """
-
-    num_blocks: int | None
-    plan: ReloadPlan | None
-    match: Match
-
-
-@dataclass(frozen=True, slots=True)
-class LoadDone:
-    """A reload that every rank has answered."""
-
-    request_id: str
-    num_loaded: int
-    num_failed: int
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -316,7 +290,7 @@ class Controller:
         prompt = Prompt(
             num_tokens, match.start, self.settings.block_size, self.settings.block_nbytes
         )
-        plan = self.cost.plan(_slowest(match.sources), match.valid, prompt)
+        plan = self.cost.plan(slowest(match.sources), match.valid, prompt)
         return Answer(plan.num_blocks, plan, match)
 
     def _look_up(self, match: Match) -> None:
@@ -344,7 +318,8 @@ class Controller:
             self._barred.add(job.request_id)  # until it is preempted or ends: it must not loop
         for link, nbytes in self._read_nbytes(job).items():
             self.cost.links.done(link, nbytes)
-        return LoadDone(job.request_id, num_loaded, num_failed, now - job.started)
+        kept = kept_blocks(job, outcomes, self.settings) if num_failed else {}
+        return LoadDone(job.request_id, num_loaded, num_failed, now - job.started, kept)
 
     def _read_nbytes(self, job: Job) -> dict[str, int]:
         """Return the bytes that a reload queues on each link."""
@@ -381,9 +356,3 @@ class Controller:
         if new:
             self._num_evicted[tier.name] = tier.num_evicted
             self.counters.add("kvtiers_blocks_evicted_total", (tier.name,), new)
-
-
-def _slowest(sources: UInt8s) -> UInt8s:
-    """Return, per position, the slowest source that any KV group needs there."""
-    known = np.where(sources == ABSENT, 0, sources)
-    return np.asarray(known.max(axis=0), dtype=np.uint8)

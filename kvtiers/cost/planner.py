@@ -75,6 +75,7 @@ class ReloadPlan:
         reload_seconds: with as many blocks reloaded as possible.
         recompute_seconds: with nothing reloaded.
         chosen_seconds: with `num_blocks` reloaded.
+        load_seconds: of `chosen_seconds`, what the reload alone takes.
         reason: why `num_blocks`.
         auto_num_blocks: what mode AUTO reloads; equals `num_blocks` in that mode.
         auto_seconds: with `auto_num_blocks` reloaded.
@@ -84,6 +85,7 @@ class ReloadPlan:
     reload_seconds: float
     recompute_seconds: float
     chosen_seconds: float
+    load_seconds: float
     reason: PlanReason
     auto_num_blocks: int
     auto_seconds: float
@@ -110,9 +112,8 @@ def plan_reload(
         ValueError: lengths that disagree, blocks beyond the prompt's end, an unknown store.
     """
     _check(sources, valid, prompt, links)
-    ttft_seconds = load_seconds(sources, prompt.block_nbytes, links) + _rest_seconds(
-        len(sources), prompt, prefill
-    )
+    loads = load_seconds(sources, prompt.block_nbytes, links)
+    ttft_seconds = loads + _rest_seconds(len(sources), prompt, prefill)
     allowed = valid.copy()
     allowed[0] = True
     most = int(np.flatnonzero(allowed)[-1])
@@ -127,6 +128,7 @@ def plan_reload(
         reload_seconds=float(ttft_seconds[most]),
         recompute_seconds=float(ttft_seconds[0]),
         chosen_seconds=float(ttft_seconds[num_blocks]),
+        load_seconds=float(loads[num_blocks]),
         reason=reason,
         auto_num_blocks=auto,
         auto_seconds=float(ttft_seconds[auto]),

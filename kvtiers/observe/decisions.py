@@ -25,7 +25,7 @@ class DecisionOutcome:
 
     Attributes:
         num_loaded_blocks, num_failed_blocks: of the blocks chosen.
-        measured_seconds: what ``predicted_seconds["chosen"]`` predicted; None if unknown.
+        measured_seconds: what ``predicted_seconds["load"]`` predicted; None if unknown.
     """
 
     num_loaded_blocks: int
@@ -43,7 +43,7 @@ class Decision:
         num_tokens: of the prompt. num_local_tokens: of those, in HBM already.
         num_hit_blocks: tier name to leading blocks found there, after the local ones.
         predicted_seconds: alternative to predicted time to first token, such as "reload",
-            "recompute", "chosen".
+            "recompute", "chosen"; and "load", what of the chosen one is the reload alone.
         num_chosen_blocks: blocks to reload; 0 means recompute.
         mode, reason: as the planner names them.
         outcome: None until the decision is finished.
@@ -192,7 +192,7 @@ class DecisionLog:
 def _relative_errors(decisions: Iterable[Decision]) -> Iterable[float]:
     """Yield ``|predicted - measured| / measured`` of the decisions that were measured."""
     for decision in decisions:
-        predicted = decision.predicted_seconds.get("chosen")
+        predicted = decision.predicted_seconds.get("load")
         measured = decision.outcome.measured_seconds if decision.outcome else None
         if predicted is not None and measured is not None and measured > 0:
             yield abs(predicted - measured) / measured

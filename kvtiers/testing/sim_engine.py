@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtiers.control.controller import Answer, Controller, LoadDone
+from kvtiers.control.answers import Answer, LoadDone
+from kvtiers.control.controller import Controller
 from kvtiers.control.presence import Belief
 from kvtiers.control.reload import ABSENT, LoadRequest
 from kvtiers.control.tier import Residence

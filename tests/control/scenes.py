@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from kvtiers.control.controller import LoadDone
+from kvtiers.control.answers import LoadDone
 from kvtiers.control.reload import LoadRequest
 from kvtiers.control.settings import ControlSettings, GroupSettings, StoreSettings
 from kvtiers.model.keys import BlockKey, Rank, block_key

@@ -477,3 +477,19 @@ def test_what_dram_has_is_not_withheld_until_a_store_answers_late():
     assert scene.hits(long) is None
     scene.now = 0.06
     assert scene.hits(long) == 3
+
+
+def test_what_came_before_a_failed_block_is_kept_and_told_by_tier():
+    scene = Scene(dram(8, DISK))
+    scene.offload(B[:6])
+    tier = scene.controller.dram
+    for key in B[:2]:
+        entry = tier.get(key)
+        assert entry is not None
+        tier.evict(entry)  # they lie on the disk too
+    job_id = scene.load(B[:6])
+    scene.step()
+    done = scene.answer(job_id, {4: Outcome.FAILED})
+    assert done is not None
+    assert (done.num_loaded, done.num_failed) == (5, 1)
+    assert done.kept == {"disk": 2, "dram": 2}

@@ -23,7 +23,7 @@ def decision(request_id: str = "r", reason: str = "reload_all", chosen: float = 
         num_tokens=100,
         num_local_tokens=16,
         num_hit_blocks={"dram": 3, "nvme0": 1},
-        predicted_seconds={"reload": 0.4, "recompute": 2.0, "chosen": chosen},
+        predicted_seconds={"reload": 0.4, "recompute": 2.0, "load": chosen},
         num_chosen_blocks=4,
         mode="auto",
         reason=reason,
@@ -148,12 +148,12 @@ def test_any_number_becomes_valid_json():
     line = replace(
         decision("\ud800\n"),
         num_tokens=np.int64(5),
-        predicted_seconds={"chosen": float("inf"), "reload": np.float32("nan"), "x": np.float64(1)},
+        predicted_seconds={"load": float("inf"), "reload": np.float32("nan"), "x": np.float64(1)},
     ).to_json()
     assert "\n" not in line
     found = json.loads(line)
     assert found["num_tokens"] == 5
-    assert found["predicted_seconds"] == {"chosen": None, "reload": None, "x": 1.0}
+    assert found["predicted_seconds"] == {"load": None, "reload": None, "x": 1.0}
 
 
 def test_log_must_hold_something():

@@ -1,0 +1,63 @@
+"""What control tells an engine's scheduler side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtiers.control.jobs import Job
+from kvtiers.control.reload import ABSENT, Match
+from kvtiers.control.settings import ControlSettings
+from kvtiers.cost.planner import ReloadPlan
+from kvtiers.model.messages import DRAM, UInt8s
+from kvtiers.model.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What control tells an engine that asks how much of a request it can reload.
+
+    Attributes:
+        num_blocks: leading blocks to reload beyond the local ones; None means "ask again".
+        plan: the comparison behind it; None where there was nothing to compare.
+        match: what was found.
+    """
+
+    num_blocks: int | None
+    plan: ReloadPlan | None
+    match: Match
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDone:
+    """A reload that every rank has answered.
+
+    Attributes:
+        seconds: since the engine had made room for it.
+        kept: blocks before the first failed one, by tier name; none of several KV groups, whose
+            engine keeps nothing of a load that failed.
+    """
+
+    request_id: str
+    num_loaded: int
+    num_failed: int
+    seconds: float
+    kept: Mapping[str, int] = field(default_factory=dict)
+
+
+def kept_blocks(job: Job, outcomes: UInt8s, settings: ControlSettings) -> dict[str, int]:
+    """Return how many blocks before the first failed one came from each tier."""
+    if len(settings.groups) > 1:
+        return {}
+    names = (DRAM, *(store.name for store in settings.stores))
+    leading = job.rows[: int(np.argmax(outcomes != Outcome.OK))]
+    return dict(Counter(names[row.source] for row in leading))
+
+
+def slowest(sources: UInt8s) -> UInt8s:
+    """Return, per position, the slowest source that any KV group needs there."""
+    known = np.where(sources == ABSENT, 0, sources)
+    return np.asarray(known.max(axis=0), dtype=np.uint8)
