@@ -107,6 +107,8 @@ class SchedulerConnector:
         ranks = [hello.rank for hello in hellos]
         if len(set(ranks)) < len(ranks):
             raise ProtocolError(f"a rank said hello twice: {ranks}")
+        if len({hello.fingerprint for hello in hellos}) > 1:
+            raise ProtocolError("ranks have different fingerprints: not the same model or layout")
         settings = control_settings(self.config, self.shape, hellos)
         cost = cost_model(self.config, self.shape)
         self._controller = Controller(settings, ranks, cost, self.counters)
@@ -293,11 +295,6 @@ class SchedulerConnector:
                 self.counters.set(TIER_CAPACITY_BLOCKS, (name,), capacity)
             self.counters.set(PINNED_BLOCKS, (), self._controller.dram.num_pins)
         return self.counters.drain()
-
-    def sources(self, request_id: str) -> dict[str, int]:
-        """Return the tokens of a request's last reload by tier name."""
-        state = self._requests.get(request_id)
-        return {} if state is None else dict(state.sources)
 
     def close(self) -> None:
         """Close the decision log."""

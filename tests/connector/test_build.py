@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvtiers.connector.build import control_settings, slots_for
@@ -79,6 +81,13 @@ def test_one_rank_that_speaks_twice_is_not_two():
     connector = SchedulerConnector(config(), shape(2))
     with pytest.raises(ProtocolError, match="twice"):
         connector.connect([hello(1), hello(1)])
+
+
+def test_ranks_of_another_model_are_refused():
+    connector = SchedulerConnector(config(), shape(2))
+    other = replace(hello(1), fingerprint=bytes(31) + b"x")
+    with pytest.raises(ProtocolError, match="fingerprints"):
+        connector.connect([hello(0), other])
 
 
 def test_ranks_with_other_groups_are_refused():
