@@ -233,10 +233,10 @@ def _placed(loaded: Loaded) -> Iterator[None]:
 def _share_log() -> None:
     """Let kvtiers' log go where vLLM's goes, in its format: vLLM configures only its own.
 
-    An application that has given kvtiers handlers or a level of its own keeps them.
+    An application that has configured logging itself, for kvtiers or for everything, keeps that.
     """
     ours, engines = logging.getLogger("kvtiers"), logging.getLogger("vllm")
-    if not ours.handlers and ours.level == logging.NOTSET:
+    if not ours.hasHandlers():
         ours.setLevel(engines.getEffectiveLevel())
         for handler in engines.handlers:
             ours.addHandler(handler)
