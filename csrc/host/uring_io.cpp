@@ -26,8 +26,10 @@ namespace {
 // A file descriptor that is closed, and a mapping that is unmapped, with its owner.
 struct Descriptor {
     int fd = -1;
-    ~Descriptor() {
+    ~Descriptor() { close(); }
+    void close() {
         if (fd >= 0) ::close(fd);
+        fd = -1;
     }
 };
 
@@ -106,6 +108,7 @@ class UringFileIo final : public FileIo {
             enter();
         }
         reaper_.join();
+        ring_.close();
     }
 
   private:

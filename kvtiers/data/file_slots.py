@@ -82,7 +82,7 @@ class FileSlots:
             for i in range(num_files):
                 idx = (self._next_file + i) % num_files
                 heap = self._clean[idx]
-                for _ in range(min(limit, num - len(places), len(heap))):
-                    places.append(Place(idx, heapq.heappop(heap)))
+                some = range(min(limit, num - len(places), len(heap)))
+                places += [Place(idx, heapq.heappop(heap)) for _ in some]
         self._next_file = (self._next_file + 1) % num_files
         return places

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from kvtiers.data.file_flights import Batch, Entry, Flight, Flights, Row
-from kvtiers.data.file_folder import OwnedFolder
-from kvtiers.data.file_index import FileIndex, IndexChange, IndexRecord
-from kvtiers.data.file_recovery import recover
-from kvtiers.data.file_settings import FileStoreSettings, index_nbytes
+from kvtiers.data.file_index import IndexChange, IndexRecord
+from kvtiers.data.file_opening import PathReport, open_files
+from kvtiers.data.file_settings import FileStoreSettings
 from kvtiers.data.file_slots import FileSlots, Place
 from kvtiers.data.index_publisher import IndexPublisher
 from kvtiers.data.io.base import IoEngine
 from kvtiers.data.io.choice import make_io
 from kvtiers.data.slab import Slab
-from kvtiers.data.slab_file import SlabFile
 from kvtiers.data.store import FrameRef, StoreAnswer, StoreTicket
-from kvtiers.model.errors import CapacityError, ProtocolError, TransferError
-from kvtiers.model.frame import ALIGNMENT
+from kvtiers.model.errors import KVTiersError, ProtocolError, TransferError
 from kvtiers.model.keys import StoreKey
 from kvtiers.model.outcome import Outcome
 
 _DRAIN_SECONDS: Final = 0.0005  # between looks at the engine while closing
-
-
-@dataclass(frozen=True, slots=True)
-class PathReport:
-    """How one path is used.
-
-    Attributes:
-        folder: the rank's own. filesystem: its type. direct: whether the page cache is
-            by-passed. refusal: why not, None if it is or was not wanted.
-    """
-
-    folder: Path
-    filesystem: str
-    direct: bool
-    refusal: str | None
 
 
 class FileStore:
@@ -72,39 +51,28 @@ class FileStore:
     ) -> None:
         self.settings = settings
         self._slab = slab
-        self._slot_nbytes = slab.slot_nbytes
-        if self._slot_nbytes % ALIGNMENT:
-            raise CapacityError(
-                f"slots of {slab.slot_nbytes} bytes are no multiple of {ALIGNMENT}, which files "
-                "are moved in; make the slab with `slot_nbytes_for`"
-            )
-        slots_per_file = settings.slots_per_file(self._slot_nbytes)
         self._clock = time.perf_counter
-        with contextlib.ExitStack() as opened:
-            self._folders = [
-                opened.enter_context(contextlib.closing(OwnedFolder(folder)))
-                for folder in settings.folders
-            ]
-            self._index = self._open_index(slots_per_file)
-            opened.callback(self._index.close)
-            self._files = [
-                opened.enter_context(contextlib.closing(file))
-                for file in self._open_files(slots_per_file)
-            ]
-            records = recover(self._index, self._files, self._slot_nbytes)
+        self._disk = open_files(settings, slab.slot_nbytes)
+        try:
             self._engine = engine or make_io(settings.io, settings.depth)
-            opened.callback(self._engine.close)
-            self._opened = opened.pop_all()
-        self._slots = FileSlots(len(self._files), slots_per_file, [
-            Place(record.file_idx, record.slot) for record in records.values()
-        ])  # fmt: skip
+        except KVTiersError:
+            self._disk.close()
+            raise
+        records = self._disk.records
+        self._slots = FileSlots(
+            len(settings.paths),
+            self._disk.slots_per_file,
+            [Place(record.file_idx, record.slot) for record in records.values()],
+        )
         self._entries = {key: _entry_of(key, record) for key, record in records.items()}
         self._inherited = OrderedDict.fromkeys(records)
         last = max((record.sequence for record in records.values()), default=0)
         self._sequence = itertools.count(last + 1)
-        self._generation = self._index.generation
-        self._publisher = IndexPublisher(self._index, self._files, settings.publish_seconds)
-        self._flights = Flights(slab, self._files, self._engine)
+        self._generation = self._disk.index.generation
+        self._publisher = IndexPublisher(
+            self._disk.index, self._disk.files, settings.publish_seconds
+        )
+        self._flights = Flights(slab, self._disk.files, self._engine)
         self._gated: deque[Flight] = deque()
         self._tickets = itertools.count(1)
         self._answers: list[StoreAnswer] = []
@@ -135,15 +103,17 @@ class FileStore:
     @property
     def paths(self) -> tuple[PathReport, ...]:
         """How each path is used now."""
-        return tuple(
-            PathReport(folder.path, folder.filesystem, file.direct, file.refusal)
-            for folder, file in zip(self._folders, self._files, strict=True)
-        )
+        return self._disk.reports()
 
     @property
     def num_inherited(self) -> int:
         """Frames of an earlier life that nobody has asked for."""
         return len(self._inherited)
+
+    @property
+    def num_unsynced(self) -> int:
+        """Frames that a restart will not find, since the disk did not confirm them."""
+        return self._publisher.num_unsynced
 
     # -- the interface of a store -----------------------------------------------------
 
@@ -236,25 +206,10 @@ class FileStore:
             time.sleep(_DRAIN_SECONDS)
         self._closed = True
         self._publisher.close()
-        self._opened.close()
+        self._engine.close()
+        self._disk.close()
 
     # -- internals --------------------------------------------------------------------
-
-    def _open_index(self, slots_per_file: int) -> FileIndex:
-        num_files = len(self._folders)
-        nbytes = index_nbytes(slots_per_file * num_files)
-        return FileIndex(self._folders[0].path, num_files, self._slot_nbytes, nbytes)
-
-    def _open_files(self, slots_per_file: int) -> Iterable[SlabFile]:
-        for idx, folder in enumerate(self._folders):
-            yield SlabFile(
-                folder.path,
-                self._index.store_id,
-                idx,
-                slots_per_file,
-                self._slot_nbytes,
-                self.settings.direct,
-            )
 
     def _begin(self, frames: Sequence[FrameRef]) -> Batch:
         """Check a batch and enrol it. One that raises has taken nothing."""

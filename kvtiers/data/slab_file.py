@@ -143,13 +143,7 @@ class SlabFile:
     def _allocate(self) -> None:
         stat = os.fstat(self.fd)
         size = self.offset(self.num_slots)
-        room = os.fstatvfs(self.fd)
-        free = room.f_bavail * room.f_frsize
-        missing = size - stat.st_blocks * 512
-        full = f"{self.path} needs {missing} more bytes for {self.num_slots} slots, but its " \
-               f"disk has {free} free; lower the tier's capacity or free space"  # fmt: skip
-        if missing > free:
-            raise CapacityError(full)
+        full = check_room(self.path.parent, self.num_slots, self.slot_nbytes)
         if stat.st_size > size:
             os.ftruncate(self.fd, size)
         try:
@@ -173,6 +167,26 @@ class SlabFile:
                 why = f"refused at write: {_named(error)}"
                 self.go_buffered(why) if direct != "on" else self._must(direct, why)
                 os.pwritev(self.fd, [view], 0)
+
+
+def check_room(folder: Path, num_slots: int, slot_nbytes: int) -> str:
+    """Refuse a slab file that its disk has no room for; returns what to say if it has not.
+
+    Raises:
+        CapacityError: more bytes are missing than are free.
+    """
+    path = folder / FILE_NAME
+    allocated = path.stat().st_blocks * 512 if path.is_file() else 0
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    missing = FILE_HEADER_NBYTES + num_slots * slot_nbytes - allocated
+    full = (
+        f"{path} needs {missing} more bytes for {num_slots} slots, but its disk has {free} free; "
+        "lower the tier's capacity or free space"
+    )
+    if missing > free:
+        raise CapacityError(full)
+    return full
 
 
 def _header(store_id: bytes, file_idx: int, slot_nbytes: int) -> bytes:
