@@ -81,17 +81,18 @@ ThreadedFileIo::ThreadedFileIo(int num_threads) : process_(getpid()) {
 ThreadedFileIo::~ThreadedFileIo() { close(); }
 
 void ThreadedFileIo::submit(std::unique_ptr<IoBatch> batch) {
-    const std::lock_guard lock(mutex_);
-    if (batch->ops.empty()) {
-        finished_.push_back(std::move(batch));
-        return;
+    const std::size_t num_ops = batch->ops.size();
+    {
+        const std::lock_guard lock(mutex_);
+        if (num_ops == 0) {
+            finished_.push_back(std::move(batch));
+            return;
+        }
+        for (IoOp &op : batch->ops) queue_.push_back(&op);
+        running_.push_back(std::move(batch));
     }
-    for (IoOp &op : batch->ops) queue_.push_back(&op);
-    if (batch->ops.size() == 1)
-        wake_.notify_one();
-    else
-        wake_.notify_all();
-    running_.push_back(std::move(batch));
+    // As many as there is work for, and none of them into a locked mutex.
+    for (std::size_t i = 0; i < std::min(num_ops, threads_.size()); ++i) wake_.notify_one();
 }
 
 void ThreadedFileIo::close() {

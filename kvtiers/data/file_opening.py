@@ -9,7 +9,7 @@ from pathlib import Path
 from kvtiers.data.file_folder import OwnedFolder
 from kvtiers.data.file_index import FileIndex, IndexRecord
 from kvtiers.data.file_recovery import recover
-from kvtiers.data.file_settings import FileStoreSettings, index_nbytes
+from kvtiers.data.file_settings import FileStoreSettings, index_nbytes, slots_per_file
 from kvtiers.data.slab_file import SlabFile, check_room
 from kvtiers.model.errors import CapacityError
 from kvtiers.model.frame import ALIGNMENT
@@ -74,7 +74,7 @@ def open_files(settings: FileStoreSettings, slot_nbytes: int) -> StoreFiles:
             f"slots of {slot_nbytes} bytes are no multiple of {ALIGNMENT}, which files are moved "
             "in; make the slab with `slot_nbytes_for`"
         )
-    num = settings.slots_per_file(slot_nbytes)
+    num = slots_per_file(settings.capacity_nbytes, slot_nbytes, len(settings.paths))
     with contextlib.ExitStack() as opened:
         folders = tuple(
             opened.enter_context(contextlib.closing(OwnedFolder(folder)))

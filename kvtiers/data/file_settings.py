@@ -18,6 +18,8 @@ FILE_HEADER_NBYTES: Final = ALIGNMENT
 # rewritten; and the file system's own map of a file takes up to 24 bytes a slot.
 INDEX_SLOT_NBYTES: Final = 384
 INDEX_BASE_NBYTES: Final = 2**18  # of an empty index, its lock table and folders
+SPARE_SHARE: Final = 16  # one slot of so many is spare,
+MAX_SPARE_NBYTES: Final = 2**28  # but no more than a disk takes within a commit of some 10 ms
 MAX_OP_NBYTES: Final = 2**20  # of one call over a run of slots: longer ones leave the disk idle
 
 
@@ -60,26 +62,13 @@ class FileStoreSettings:
         """The rank's own folder below each path."""
         return tuple(path / self.instance / str(self.rank) for path in self.paths)
 
-    def slots_per_file(self, slot_nbytes: int) -> int:
-        """Return how many slots each path's file has, so that all bytes stay in the bound.
 
-        Raises:
-            CapacityError: not even one.
-        """
-        return max_file_slots(self.capacity_nbytes, slot_nbytes, len(self.paths)) // len(self.paths)
-
-
-def max_file_slots(capacity_nbytes: int, slot_nbytes: int, num_paths: int = 1) -> int:
-    """Return how many frames a store of a capacity holds: what control may count on.
-
-    Args:
-        capacity_nbytes: bytes on disk of one rank. slot_nbytes: of the largest frame.
-        num_paths: how many folders they are spread over; the number is a multiple of it.
+def slots_per_file(capacity_nbytes: int, slot_nbytes: int, num_paths: int = 1) -> int:
+    """Return how many slots each path's file has, so that all bytes stay in the bound.
 
     Raises:
-        CapacityError: not even one slot per path fits.
+        CapacityError: not even one.
     """
-    slot_nbytes = round_up(slot_nbytes)
     overhead = num_paths * FILE_HEADER_NBYTES + INDEX_BASE_NBYTES
     num = (capacity_nbytes - overhead) // (slot_nbytes + INDEX_SLOT_NBYTES)
     if num < num_paths:
@@ -88,7 +77,30 @@ def max_file_slots(capacity_nbytes: int, slot_nbytes: int, num_paths: int = 1) -
             f"{capacity_nbytes} bytes hold no slot of {slot_nbytes} bytes in each of {num_paths} "
             f"files beside the index; raise the tier's capacity to at least {least} bytes a rank"
         )
-    return num // num_paths * num_paths
+    return num // num_paths
+
+
+def max_frames(capacity_nbytes: int, slot_nbytes: int, num_paths: int = 1) -> int:
+    """Return how many frames a store of a capacity holds: what control may count on.
+
+    Args:
+        capacity_nbytes: bytes on disk of one rank. slot_nbytes: of the slab, a multiple of 4096.
+        num_paths: how many folders they are spread over.
+
+    Raises:
+        CapacityError: none.
+    """
+    num = num_paths * slots_per_file(capacity_nbytes, slot_nbytes, num_paths)
+    return num - spare_slots(num, slot_nbytes)
+
+
+def spare_slots(num_slots: int, slot_nbytes: int) -> int:
+    """Return how many slots are kept beyond those that hold frames.
+
+    They are written while the records of deleted frames leave the index, so that a full
+    store need not wait for its disk to confirm that.
+    """
+    return min(num_slots // SPARE_SHARE, -(-MAX_SPARE_NBYTES // slot_nbytes))
 
 
 def index_nbytes(num_slots: int) -> int:

@@ -25,10 +25,18 @@ class FileSlots:
 
     Args:
         num_files: how many. slots_per_file: of each. taken: places that are not free.
+        num_spare: slots that are always left free, for others to become clean meanwhile.
     """
 
-    def __init__(self, num_files: int, slots_per_file: int, taken: Collection[Place] = ()) -> None:
-        self.num_slots = num_files * slots_per_file
+    def __init__(
+        self,
+        num_files: int,
+        slots_per_file: int,
+        taken: Collection[Place] = (),
+        num_spare: int = 0,
+    ) -> None:
+        self.num_slots = num_files * slots_per_file - num_spare
+        self._num_spare = num_spare
         used = [set[int]() for _ in range(num_files)]
         for place in taken:
             used[place.file_idx].add(place.slot)
@@ -41,7 +49,13 @@ class FileSlots:
     @property
     def num_free(self) -> int:
         """Slots that may be taken, stale ones included."""
-        return self._num_free
+        return max(0, self._num_free - self._num_spare)
+
+    @property
+    def newest_stale(self) -> int:
+        """The change to hurry, now that clean slots run low; 0 while they do not."""
+        num_clean = self._num_free - len(self._stale)
+        return self._stale[-1][0] if self._stale and num_clean <= self._num_spare // 2 else 0
 
     def give(self, place: Place, change: int | None = None) -> None:
         """Return a slot; `change` is the number of the one that removes its record, if any."""
@@ -64,6 +78,7 @@ class FileSlots:
         while self._stale and self._stale[0][0] <= num_committed:
             _, place = self._stale.popleft()
             heapq.heappush(self._clean[place.file_idx], place.slot)
+        num = min(num, self.num_free)
         places = self._take_clean(num)
         change = 0
         while len(places) < num and self._stale:

@@ -11,7 +11,7 @@ from typing import Final
 from kvtiers.data.file_flights import Batch, Entry, Flight, Flights, Row
 from kvtiers.data.file_index import IndexChange, IndexRecord
 from kvtiers.data.file_opening import PathReport, open_files
-from kvtiers.data.file_settings import FileStoreSettings
+from kvtiers.data.file_settings import FileStoreSettings, spare_slots
 from kvtiers.data.file_slots import FileSlots, Place
 from kvtiers.data.index_publisher import IndexPublisher
 from kvtiers.data.io.base import IoEngine
@@ -59,10 +59,12 @@ class FileStore:
             self._disk.close()
             raise
         records = self._disk.records
+        num_files, per_file = len(settings.paths), self._disk.slots_per_file
         self._slots = FileSlots(
-            len(settings.paths),
-            self._disk.slots_per_file,
+            num_files,
+            per_file,
             [Place(record.file_idx, record.slot) for record in records.values()],
+            spare_slots(num_files * per_file, slab.slot_nbytes),
         )
         self._entries = {key: _entry_of(key, record) for key, record in records.items()}
         self._inherited = OrderedDict.fromkeys(records)
@@ -82,7 +84,7 @@ class FileStore:
 
     @property
     def num_slots(self) -> int:
-        """Frames that fit."""
+        """Frames that fit: `max_frames` of the capacity."""
         return self._slots.num_slots
 
     @property
@@ -250,9 +252,9 @@ class FileStore:
         if not flying:
             return
         flight = self._flights.plan(flying, writes=True)
+        self._publisher.want(max(change, self._slots.newest_stale))
         if change:
             flight.change = change
-            self._publisher.want(change)
             self._gated.append(flight)
         else:
             self._flights.start(flight)

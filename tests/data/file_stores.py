@@ -16,7 +16,8 @@ from kvtiers.testing.store_suite import SLOT_NBYTES, Harness
 
 
 def capacity_of(num_slots: int, num_paths: int = 1, slot_nbytes: int = SLOT_NBYTES) -> int:
-    """Return the capacity that holds some slots and no more."""
+    """Return the capacity that holds some frames, and few more."""
+    num_slots += num_slots // 15  # one slot of 16 is spare
     fixed = num_paths * FILE_HEADER_NBYTES + INDEX_BASE_NBYTES
     return fixed + num_slots * (slot_nbytes + INDEX_SLOT_NBYTES)
 

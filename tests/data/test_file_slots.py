@@ -37,6 +37,19 @@ def test_stale_slots_come_last_and_say_what_they_wait_for():
     assert slots.take(1, 6) == ([first], 0)
 
 
+def test_spare_slots_are_written_while_others_become_clean():
+    slots = FileSlots(1, 6, num_spare=2)
+    assert slots.num_slots == slots.num_free == 4
+    first, *_ = slots.take(9, 0)[0]
+    assert slots.num_free == 0
+    assert slots.take(1, 0) == ([], 0)
+    slots.give(first, 7)
+    assert (slots.num_free, slots.newest_stale) == (1, 0)
+    assert slots.take(1, 0) == ([Place(0, 4)], 0)
+    slots.give(Place(0, 4), 8)
+    assert slots.newest_stale == 8
+
+
 @given(st.data())
 def test_no_slot_is_given_twice_or_lost(data):
     num_files, per_file = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))

@@ -17,7 +17,7 @@ import pytest
 from file_stores import capacity_of, open_box
 
 from kvtiers.data.file_folder import OwnedFolder, filesystem_of
-from kvtiers.data.file_settings import FileStoreSettings, max_file_slots
+from kvtiers.data.file_settings import FileStoreSettings, max_frames
 from kvtiers.data.file_store import FileStore
 from kvtiers.data.slab import Slab
 from kvtiers.model.errors import CapacityError, ProtocolError, StoreError, TransferError
@@ -203,16 +203,16 @@ def test_capacity_below_one_slot(store_slab, tmp_path):
     with pytest.raises(CapacityError, match=r"1000 bytes hold no slot.*at least \d+"):
         FileStore(store_slab, FileStoreSettings((tmp_path,), 1000))
     least = capacity_of(1)
-    assert max_file_slots(least, SLOT_NBYTES) == 1
+    assert max_frames(least, SLOT_NBYTES) == 1
     with pytest.raises(CapacityError, match=f"at least {least}"):
-        max_file_slots(least - 1, SLOT_NBYTES)
-    assert max_file_slots(capacity_of(11, 3), SLOT_NBYTES, 3) == 9
+        max_frames(least - 1, SLOT_NBYTES)
+    assert max_frames(capacity_of(11, 3), SLOT_NBYTES, 3) == 9
 
 
 def test_control_can_count_on_the_same_number_of_slots(store_slab, tmp_path):
     capacity = 3 * 2**20
     store = FileStore(store_slab, FileStoreSettings((tmp_path / "a", tmp_path / "b"), capacity))
-    assert store.num_slots == max_file_slots(capacity, SLOT_NBYTES, 2)
+    assert store.num_slots == max_frames(capacity, SLOT_NBYTES, 2)
     store.close()
 
 

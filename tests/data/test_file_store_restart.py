@@ -269,7 +269,7 @@ def check_after_kill(slab, folder):
     box = open_box(slab, *paths, num_slots=STORE_SLOTS)
     free = settled_free(box)
     held = [number for number in range(NUMBERS) if store_key_of(number) in box.held()]
-    assert len(held) == STORE_SLOTS - free
+    assert len(held) == box.store.num_slots - free
     for number in held:
         assert box.get(number) == [OK]
         assert box.slot_is(0, number), f"frame {number} has other bytes"
