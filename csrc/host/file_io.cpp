@@ -48,8 +48,10 @@ bool IoOp::advance(std::int64_t count) {
 }
 
 std::vector<std::unique_ptr<IoBatch>> FileIo::poll() {
+    std::vector<std::unique_ptr<IoBatch>> found;
     const std::lock_guard lock(mutex_);
-    return std::move(finished_);
+    found.swap(finished_);
+    return found;
 }
 
 void FileIo::finish(IoOp &op) {
