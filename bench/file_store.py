@@ -124,7 +124,7 @@ class StoreSide(Side):
         old = itertools.product([self._life - 1], range(self._num_batches), range(BATCH))
         self.store.delete([self._key(*name) for name in old])
         self._life += 1
-        time.sleep(0.3)
+        time.sleep(self.store.settings.publish_seconds + 0.2)
 
     def before_read(self) -> None:
         """Read what was written last."""
@@ -390,6 +390,7 @@ def device_facts(folder: Path, repeats: int) -> dict[str, object]:
         "Python": platform.python_version(),
         "bytes a sample": SAMPLE_NBYTES,
         "samples a side": repeats,
+        "load average before": os.getloadavg()[0],
         "fio": shutil.which("fio") or "not installed",
     }
 

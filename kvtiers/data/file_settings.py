@@ -46,7 +46,7 @@ class FileStoreSettings:
     instance: str = "0"
     rank: int = 0
     depth: int = DEFAULT_DEPTH
-    publish_seconds: float = 0.1
+    publish_seconds: float = 0.5
 
     def __post_init__(self) -> None:
         if not self.paths or len({path.absolute() for path in self.paths}) < len(self.paths):

@@ -29,7 +29,7 @@ class FileStore:
     """Frames in files, by key. It places them itself and keeps a bound in bytes on disk.
 
     A frame is found by `get` as soon as its `put` is answered; a restart finds it once the
-    index has been published, a fraction of a second later or at `close`. Frames of an earlier
+    index has been published, half a second later or at `close`. Frames of an earlier
     life that nobody has asked for leave by themselves, oldest first, when room is needed:
     control cannot name them. All others leave by `delete` only.
 

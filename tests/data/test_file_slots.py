@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtiers.data.file_slots import FileSlots, Place
@@ -50,6 +50,7 @@ def test_spare_slots_are_written_while_others_become_clean():
     assert slots.newest_stale == 8
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_no_slot_is_given_twice_or_lost(data):
     num_files, per_file = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
