@@ -38,3 +38,7 @@ class CapacityError(KVTiersError):
 
 class UnsupportedEngineError(KVTiersError):
     """The engine, or the way it is configured, is one that kvtiers cannot serve correctly."""
+
+
+class StoreError(KVTiersError):
+    """A store cannot use its folder or file; the message names the path and the remedy."""

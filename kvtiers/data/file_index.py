@@ -1,0 +1,167 @@
+"""The index of a file store on disk: which frame lies in which slot, kept by LMDB."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from kvtiers.data.index_check import index_problem
+from kvtiers.model.errors import StoreError
+from kvtiers.model.keys import STORE_KEY_NBYTES, StoreKey
+
+_logger = logging.getLogger(__name__)
+
+FOLDER_NAME: Final = "index"
+FORMAT: Final = 1
+_RECORD = struct.Struct("<IIQQ")
+_META = struct.Struct("<IIQQ16s")
+_META_KEY: Final = b"store"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRecord:
+    """Where a frame lies.
+
+    Attributes:
+        file_idx: of the store's files. slot: in that file. nbytes: of the frame.
+        sequence: grows with every put, also over restarts.
+    """
+
+    file_idx: int
+    slot: int
+    nbytes: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexChange:
+    """One step of the index's history: a frame came (record), went (None), or all went.
+
+    Attributes:
+        key: None for all of them, with the generation that begins.
+    """
+
+    key: StoreKey | None
+    record: IndexRecord | None = None
+    generation: int = 0
+
+
+class FileIndex:
+    """An LMDB environment, one commit after another; each is on disk when `commit` returns.
+
+    Attributes:
+        store_id: 16 random bytes, made with the index. generation: of the frames in it.
+
+    Args:
+        folder: of the rank. num_files, slot_nbytes: of the store; an index made for others is
+            refused. map_nbytes: how large the file may grow.
+
+    Raises:
+        StoreError: it cannot be opened, or was made for another shape of store.
+    """
+
+    def __init__(self, folder: Path, num_files: int, slot_nbytes: int, map_nbytes: int) -> None:
+        self.path = folder / FOLDER_NAME
+        self._num_files = num_files
+        self._slot_nbytes = slot_nbytes
+        try:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            self._remove_damaged()
+            self._env = lmdb.open(
+                str(self.path), map_size=map_nbytes, max_dbs=2, mode=0o600, max_spare_txns=1
+            )
+        except (OSError, lmdb.Error) as error:
+            raise StoreError(
+                f"cannot open the index {self.path}: {error}; it must be a folder that user "
+                f"{os.geteuid()} may write; remove it to start without its frames"
+            ) from error
+        try:
+            self._meta = self._env.open_db(b"meta")
+            self._frames = self._env.open_db(b"frames")
+            self.store_id, self.generation = self._enter()
+        except lmdb.Error as error:
+            self._env.close()
+            raise StoreError(
+                f"cannot use the index {self.path}: {error}; free space on its disk, or remove "
+                "it to start without its frames"
+            ) from error
+        except StoreError:
+            self._env.close()
+            raise
+
+    def records(self) -> dict[StoreKey, IndexRecord]:
+        """Return all records, the oldest first. Entries that are no records are left out."""
+        found: list[tuple[StoreKey, IndexRecord]] = []
+        with self._env.begin(self._frames) as txn, txn.cursor() as cursor:
+            for key, value in cursor:
+                if len(key) == STORE_KEY_NBYTES and len(value) == _RECORD.size:
+                    found.append((StoreKey(bytes(key)), IndexRecord(*_RECORD.unpack(value))))
+        found.sort(key=lambda item: item[1].sequence)
+        return dict(found)
+
+    def commit(self, changes: Sequence[IndexChange]) -> None:
+        """Make changes, all or none, in their order.
+
+        Raises:
+            lmdb.Error: they were not made, and the index is as it was.
+        """
+        with self._env.begin(write=True) as txn:
+            for change in changes:
+                if change.key is None:
+                    txn.drop(self._frames, delete=False)
+                    txn.put(_META_KEY, self._pack(change.generation), db=self._meta)
+                elif change.record is None:
+                    txn.delete(change.key, db=self._frames)
+                else:
+                    record = change.record
+                    value = _RECORD.pack(
+                        record.file_idx, record.slot, record.nbytes, record.sequence
+                    )
+                    txn.put(change.key, value, db=self._frames)
+
+    def close(self) -> None:
+        """Close the environment; idempotent."""
+        self._env.close()
+
+    # -- internals --------------------------------------------------------------------
+
+    def _enter(self) -> tuple[bytes, int]:
+        """Read who the index is of, or write it into a new one."""
+        with self._env.begin(write=True) as txn:
+            found = txn.get(_META_KEY, db=self._meta)
+            if found is None:
+                self.store_id = os.urandom(16)
+                txn.put(_META_KEY, self._pack(0), db=self._meta)
+                return self.store_id, 0
+        if len(found) != _META.size:
+            raise StoreError(f"{self.path} is no index of a file store; remove it, or name "
+                             "another path")  # fmt: skip
+        version, num_files, slot_nbytes, generation, store_id = _META.unpack(found)
+        wanted = (FORMAT, self._num_files, self._slot_nbytes)
+        if (version, num_files, slot_nbytes) != wanted:
+            raise StoreError(
+                f"{self.path} was made for format {version}, {num_files} paths and slots of "
+                f"{slot_nbytes} bytes, not for format {wanted[0]}, {wanted[1]} paths and slots of "
+                f"{wanted[2]} bytes; it is left as it is: use another path or instance, or remove "
+                "its folder"
+            )
+        return store_id, generation
+
+    def _pack(self, generation: int) -> bytes:
+        return _META.pack(FORMAT, self._num_files, self._slot_nbytes, generation, self.store_id)
+
+    def _remove_damaged(self) -> None:
+        """Remove an index that cannot be read: LMDB itself would crash on it."""
+        problem = index_problem(self.path)
+        if problem is None:
+            return
+        _logger.warning("the index %s is damaged, its frames are lost: %s", self.path, problem)
+        for name in ("data.mdb", "lock.mdb"):
+            (self.path / name).unlink(missing_ok=True)

@@ -1,0 +1,60 @@
+"""What of an index may be believed when a file store is opened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import lmdb
+
+from kvtiers.data.file_index import FileIndex, IndexChange, IndexRecord
+from kvtiers.data.file_slots import Place
+from kvtiers.data.slab_file import SlabFile
+from kvtiers.model.errors import StoreError
+from kvtiers.model.keys import StoreKey
+
+_logger = logging.getLogger(__name__)
+
+
+def recover(
+    index: FileIndex, files: Sequence[SlabFile], slot_nbytes: int
+) -> dict[StoreKey, IndexRecord]:
+    """Return the records whose slots are there, oldest first; the others leave the index.
+
+    A record is believed if its slot lies in a file of this store that was long enough when
+    it was opened, and if no younger record names the same slot. Whether the slot holds the
+    frame is for the reader to verify.
+
+    Raises:
+        StoreError: the index cannot be written.
+    """
+    records = index.records()
+    owners: dict[Place, StoreKey] = {}
+    wrong: list[StoreKey] = []
+    for key, record in records.items():
+        if not _is_there(record, files, slot_nbytes):
+            wrong.append(key)
+            continue
+        older = owners.pop(Place(record.file_idx, record.slot), None)
+        if older is not None:
+            wrong.append(older)
+        owners[Place(record.file_idx, record.slot)] = key
+    if wrong:
+        _logger.warning("%s: %d of %d frames are gone from their files", index.path, len(wrong),
+                        len(records))  # fmt: skip
+        try:
+            index.commit([IndexChange(key) for key in wrong])
+        except lmdb.Error as error:
+            raise StoreError(f"cannot write the index {index.path}: {error}; free space on its "
+                             "disk") from error  # fmt: skip
+    for key in wrong:
+        del records[key]
+    return records
+
+
+def _is_there(record: IndexRecord, files: Sequence[SlabFile], slot_nbytes: int) -> bool:
+    return (
+        record.file_idx < len(files)
+        and record.slot < files[record.file_idx].num_trusted
+        and 0 < record.nbytes <= slot_nbytes
+    )
