@@ -23,6 +23,7 @@ from kvtiers.model.messages import Lookup, Presence, UInt8s
 
 logger = logging.getLogger(__name__)
 
+_IDLE_SECONDS: Final = 1.0
 PIECE_KEYS: Final = 256  # of one transaction and one answer: about 1 ms
 
 
@@ -50,6 +51,9 @@ class IndexReader:
         key_spaces: of all ranks.
         lookup_seconds: how long a lookup may take from `ask` on.
         clock: seconds.
+
+    Raises:
+        ValueError: there are no key spaces.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class IndexReader:
         lookup_seconds: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if not key_spaces:
+            raise ValueError("no key spaces: of no rank every frame is there")
         self._accesses = {
             name: LMDBAccess(found, create=False, clock=clock) for name, found in settings.items()
         }
@@ -113,7 +119,12 @@ class IndexReader:
             self._wake.notify_all()
 
     def _serve(self) -> None:
-        while (item := self._next()) is not None:
+        while not self._closed:
+            item = self._next()
+            if item is None:
+                for access in self._accesses.values():
+                    access.check()
+                continue
             if isinstance(item, int):
                 for space in self._key_spaces:
                     space.enter(item)
@@ -125,10 +136,11 @@ class IndexReader:
                 self._answer_absent(item)
 
     def _next(self) -> _Question | int | None:
+        """Wait for what is asked; None if it is nothing for a while, or no longer."""
         with self._wake:
-            while not self._inbox and not self._closed:
-                self._wake.wait()
-            return None if self._closed else self._inbox.popleft()
+            if not self._inbox and not self._closed:
+                self._wake.wait(_IDLE_SECONDS)
+            return self._inbox.popleft() if self._inbox else None
 
     def _advance(self, question: _Question) -> None:
         """Answer one piece of a lookup, and put the rest at the end of the queue."""

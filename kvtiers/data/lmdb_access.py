@@ -7,13 +7,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import lmdb
 
-from kvtiers.data.lmdb_environment import REGISTRY, LMDBEnvironment, UnavailableError, damaged
+from kvtiers.data.lmdb_environment import (
+    REGISTRY,
+    BusyError,
+    LMDBEnvironment,
+    UnavailableError,
+    damaged,
+)
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
 from kvtiers.model.errors import CapacityError, ConfigError
 
@@ -110,6 +116,14 @@ class LMDBAccess:
         with self._watched(env), env.writing() as txn:
             yield Session(env, txn)
 
+    def check(self) -> None:
+        """Find out whether the file has gone, or is back.
+
+        To be called when idle: what is lost is made anew only after all processes have let go.
+        """
+        with suppress(UnavailableError, ConfigError, CapacityError), self.reading():
+            pass
+
     def close(self) -> None:
         """Give the environment back; idempotent."""
         with self._mutex:
@@ -142,6 +156,8 @@ class LMDBAccess:
     def _watched(self, env: LMDBEnvironment) -> Iterator[None]:
         try:
             yield
+        except BusyError:
+            raise
         except UnavailableError as error:
             self._lose(env, str(error))
             raise

@@ -16,6 +16,7 @@ import lmdb
 from kvtiers.data import lmdb_folder
 from kvtiers.data.lmdb_files import (
     DATA,
+    DISTRUSTED,
     LOCK,
     State,
     UsersLock,
@@ -48,6 +49,10 @@ class UnavailableError(Exception):
     """The environment cannot be used now; whoever asked treats it as empty."""
 
 
+class BusyError(UnavailableError):
+    """No transaction is to be had now, though nothing is wrong with the file."""
+
+
 class LMDBEnvironment:
     """One open environment. Any thread of the process that opened it may use it.
 
@@ -63,6 +68,7 @@ class LMDBEnvironment:
         self.state = state
         self.users = 0
         self.lost = False
+        self.closed = False
         self.pid = os.getpid()
         self._lock = lock
         self._gate = Gate()
@@ -126,6 +132,9 @@ class LMDBEnvironment:
         self._gate.enter()
         try:
             return int(self._env.reader_check())
+        except lmdb.Error as error:
+            logger.debug("%s: cannot look for stale readers: %s", self.folder, error)
+            return 0
         finally:
             self._gate.leave()
 
@@ -165,9 +174,10 @@ class LMDBEnvironment:
         write_state(self.folder, self.state)
 
     def close(self) -> None:
-        """Close the file; the last of all processes leaves it marked as clean."""
-        if self.pid != os.getpid():
-            return  # inherited by fork: it is the parent's
+        """Close the file; idempotent. The last of all processes leaves it marked as clean."""
+        if self.closed or self.pid != os.getpid():
+            return  # or inherited by fork: it is the parent's
+        self.closed = True
         try:
             last = not self.lost and self._lock.try_alone()
             if last:
@@ -175,11 +185,32 @@ class LMDBEnvironment:
             self._env.close()
             if last:
                 state = read_state(self.folder) or self.state
-                write_state(self.folder, replace(state, clean=True))
+                write_state(self.folder, replace(state, clean=state.boot_id != DISTRUSTED))
         except (OSError, lmdb.Error, ConfigError) as error:
             logger.warning("%s is not marked as clean: %s", self.folder, error)
         finally:
+            self.lost = True
             self._lock.release()
+
+    def retire(self) -> None:
+        """Close what is lost, once no transaction of this process runs in it.
+
+        Raises:
+            BusyError: one does.
+        """
+        with self._gate.emptied(0.0) as empty:
+            if not empty:
+                raise BusyError(f"{self.folder} is being let go of")
+            self.close()
+
+    def drop_inherited(self) -> None:
+        """Let go, in a child process, of what it has inherited; the parent notices nothing.
+
+        LMDB takes back no reader of another process, and a child's end of a mapping is its own.
+        """
+        if self.pid != os.getpid():
+            self.lost = True
+            self._env.close()
 
     # -- internals --------------------------------------------------------------------
 
@@ -195,18 +226,18 @@ class LMDBEnvironment:
                 self._gate.leave()
                 self._resize(0)
             except lmdb.ReadersFullError:
-                self._env.reader_check()
                 self._gate.leave()
+                self.free_stale_readers()
             except lmdb.Error as error:
                 self._gate.leave()
                 raise UnavailableError(f"{self.folder}: {error}") from error
-        raise UnavailableError(f"{self.folder}: no transaction after {_ATTEMPTS} attempts")
+        raise BusyError(f"{self.folder}: no transaction after {_ATTEMPTS} attempts")
 
     def _resize(self, map_nbytes: int) -> None:
         """Map anew, 0 for what another process has made it, while no own transaction runs."""
         with self._gate.emptied(_DRAIN_SECONDS) as empty:
             if not empty:
-                raise UnavailableError(f"{self.folder}: own transactions do not end")
+                raise BusyError(f"{self.folder}: own transactions do not end")
             try:
                 self._env.set_mapsize(map_nbytes)
             except lmdb.Error as error:
@@ -246,7 +277,9 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._forget()
+        self._lock = threading.Lock()
+        self._open_ones: dict[tuple[int, int], LMDBEnvironment] = {}
+        self._pid = os.getpid()
 
     def acquire(self, settings: LMDBStoreSettings, *, create: bool = True) -> LMDBEnvironment:
         """Return the environment of a path, opened if it is not yet; give back by `release`.
@@ -282,16 +315,18 @@ class Registry:
         with self._lock:
             env.users -= 1
             if env.users == 0:
-                self._open_ones.pop(env.identity, None)
+                if self._open_ones.get(env.identity) is env:
+                    del self._open_ones[env.identity]
                 env.close()
 
     def _known(self, folder: Path) -> LMDBEnvironment | None:
         with suppress(OSError):
             found = (folder / DATA).stat()
             env = self._open_ones.get((found.st_dev, found.st_ino))
-            if env is not None and env.lost:
-                raise UnavailableError(f"{folder} is being let go of")
-            return env
+            if env is None or not env.lost:
+                return env
+            env.retire()  # its users may be idle, and find out whenever they come
+            del self._open_ones[env.identity]
         return None
 
     def _open(self, folder: Path, settings: LMDBStoreSettings, *, create: bool) -> LMDBEnvironment:
@@ -308,13 +343,12 @@ class Registry:
         return env
 
     def _forget(self) -> None:
-        # What a parent has open is kept alive, not closed: its destructor would unmap.
-        self._inherited = getattr(self, "_inherited", []) + list(
-            getattr(self, "_open_ones", {}).values()
-        )
-        self._lock = threading.Lock()
-        self._open_ones: dict[tuple[int, int], LMDBEnvironment] = {}
+        inherited = list(self._open_ones.values())
+        self._lock = threading.Lock()  # the parent may have held it at the fork
+        self._open_ones = {}
         self._pid = os.getpid()
+        for env in inherited:
+            env.drop_inherited()
 
 
 def _state_of(folder: Path, lock: UsersLock, settings: LMDBStoreSettings, *, create: bool) -> State:

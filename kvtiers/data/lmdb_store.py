@@ -166,8 +166,8 @@ class LMDBStore:
 
     def _change(self, calls: Sequence[Call]) -> None:
         if not calls:
-            return
-        if calls[0].verb is Verb.PUT:
+            self._access.check()
+        elif calls[0].verb is Verb.PUT:
             self._put(calls)
         elif calls[0].verb is Verb.DELETE:
             self._writer.delete(calls[0].keys)

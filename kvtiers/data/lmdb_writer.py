@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import lmdb
@@ -45,7 +46,10 @@ class LMDBWriter:
             batch = self._next_batch(frames, len(outcomes))
             try:
                 outcomes += self._put_batch(batch)
-            except (UnavailableError, KVTiersError, OSError) as error:
+            except UnavailableError as error:  # which was said already
+                logger.debug("%d frames not written: %s", len(batch), error)
+                outcomes += [Outcome.FAILED] * len(batch)
+            except (KVTiersError, OSError, ValueError) as error:
                 self._say(len(batch), error)
                 outcomes += [Outcome.FAILED] * len(batch)
         return outcomes
@@ -137,7 +141,8 @@ class LMDBWriter:
         """After each transaction: let another process have its turn, and look for dead readers."""
         self._num_transactions += 1
         if self._num_transactions % _CHECK_EVERY == 0:
-            self._access.open().free_stale_readers()
+            with suppress(UnavailableError):
+                self._access.open().free_stale_readers()
         os.sched_yield()  # the write lock is not fair: who asks again at once may get it again
 
     def _say(self, num_frames: int, error: Exception) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvtiers import native
+from kvtiers.data.copier_host import CopyMethod
 
 Piece = tuple[memoryview, memoryview]
 """Target and source of a copy, of equal length; contiguous bytes."""
@@ -23,8 +24,11 @@ class PieceCopier:
     def __init__(self, num_threads: int = 1) -> None:
         self._native: Any = native.load().PieceCopier(num_threads) if native.available() else None
 
-    def copy(self, pieces: Sequence[Piece]) -> None:
+    def copy(self, pieces: Sequence[Piece], *, method: CopyMethod = "auto") -> None:
         """Copy all pieces; returns when done.
+
+        Args:
+            pieces: targets and sources. method: how; "auto" goes by the size of the batch.
 
         Raises:
             ValueError: a target and its source differ in length.
@@ -38,4 +42,4 @@ class PieceCopier:
                 to[:] = from_  # numpy gives up the lock for large ones
             table[row] = to.ctypes.data, from_.ctypes.data, to.nbytes
         if self._native is not None and len(pieces):
-            self._native.copy(table)
+            self._native.copy(table, getattr(native.load().Method, method.upper()))
