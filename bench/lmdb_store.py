@@ -27,11 +27,12 @@ from pathlib import Path
 
 import lmdb
 import numpy as np
+from quiet import Quiet
 
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
 from kvtiers.data.lmdb_store import LMDBStore
-from kvtiers.data.piece_copier import PieceCopier
 from kvtiers.data.slab import Slab
+from kvtiers.data.slot_filler import SlotFiller
 from kvtiers.data.store import FrameRef, StoreTicket
 from kvtiers.model.frame import FrameFormat
 from kvtiers.model.keys import StoreKey
@@ -56,6 +57,8 @@ class Row:
     ratio_low: float
     ratio_high: float
     cpu_seconds_per_gb: float
+    reference_cpu_seconds_per_gb: float
+    disturbed: int  # pairs during which other processes used the machine
 
 
 class Bench:
@@ -103,26 +106,61 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def row(what: str, bench: Bench, threads: int, nbytes: int, pairs: list[tuple[float, ...]]) -> Row:
-    """Summarize (reference seconds, own seconds, own CPU seconds)."""
-    ratios = sorted(theirs / ours for theirs, ours, _ in pairs)
+Timed = tuple[float, float]
+Pair = tuple[Timed, Timed]  # the reference's and our own
+
+
+def in_pairs(
+    quiet: Quiet, num: int, theirs: Callable[[], object], *ours: Callable[[], object]
+) -> tuple[list[list[Pair]], int]:
+    """Time a reference and others in turn, again while others disturb and patience lasts.
+
+    Returns:
+        For each of ours its pairs; and how many turns were disturbed all the same.
+    """
+    found: list[list[Pair]] = [[] for _ in ours]
+    disturbed = 0
+    while len(found[0]) < num:
+        quiet.wait()
+        quiet.restart()
+        started = time.monotonic()
+        reference = timed(theirs)
+        times = [timed(call) for call in ours]
+        if not quiet.held():
+            quiet.patience_seconds -= time.monotonic() - started
+            if quiet.patience_seconds > 0:
+                continue
+            disturbed += 1
+        for pairs, own in zip(found, times, strict=True):
+            pairs.append((reference, own))
+    return found, disturbed
+
+
+def row(
+    what: str, bench: Bench, threads: int, nbytes: int, pairs: list[Pair], disturbed: int = 0
+) -> Row:
+    """Summarize pairs of as many bytes."""
+    ratios = sorted(theirs[0] / ours[0] for theirs, ours in pairs)
     low, _, high = statistics.quantiles(ratios, n=4)
     gb = nbytes / 1e9
     found = Row(
         what,
         bench.format.payload_nbytes,
         threads,
-        gb / statistics.median(pair[0] for pair in pairs),
-        gb / statistics.median(pair[1] for pair in pairs),
+        gb / statistics.median(pair[0][0] for pair in pairs),
+        gb / statistics.median(pair[1][0] for pair in pairs),
         statistics.median(ratios),
         low,
         high,
-        statistics.median(pair[2] for pair in pairs) / gb,
+        statistics.median(pair[1][1] for pair in pairs) / gb,
+        statistics.median(pair[0][1] for pair in pairs) / gb,
+        disturbed,
     )
     print(
         f"{what:24} {found.value_nbytes // KIB:5} KiB  {threads} threads  {found.reference:6.2f} "
         f"{found.ours:6.2f} GB/s  ratio {found.ratio:.2f} [{low:.2f}, {high:.2f}]  "
-        f"{found.cpu_seconds_per_gb:.2f} CPU s/GB",
+        f"CPU s/GB {found.reference_cpu_seconds_per_gb:.2f} {found.cpu_seconds_per_gb:.2f}, "
+        f"{disturbed} disturbed",
         flush=True,
     )
     return found
@@ -139,7 +177,7 @@ def store_in(folder: Path, bench: Bench, nbytes: int, **more: int) -> Iterator[L
         shutil.rmtree(path.parent)
 
 
-def measure_reads(folder: Path, size: int, threads: int, pairs: int) -> list[Row]:
+def measure_reads(folder: Path, size: int, threads: int, pairs: int, quiet: Quiet) -> list[Row]:
     """Warm reads of all of a store in batches, with and without verification."""
     num = max(64, 256 * MIB // size)
     bench = Bench(size, num)
@@ -147,20 +185,16 @@ def measure_reads(folder: Path, size: int, threads: int, pairs: int) -> list[Row
     refs = bench.refs(keys)
     bench.seal(refs)
     nbytes = num * bench.nbytes
-    source = np.ones((num, bench.nbytes), np.uint8)
-    copier = PieceCopier(threads)
+    views = [memoryview(frame) for frame in np.ones((num, bench.nbytes), np.uint8)]
+    filler = SlotFiller(bench.slab, threads)
     batch = max(BATCH, 32 * MIB // size)
     groups = [range(start, min(num, start + batch)) for start in range(0, num, batch)]
-    plain, checked = [], []
     with store_in(folder, bench, 2 * nbytes, num_copy_threads=threads) as store:
         settle(store, [store.put(refs)])
 
         def memcpy() -> None:
             for group in groups:
-                copier.copy(
-                    [(bench.slab.view(i)[: bench.nbytes], memoryview(source[i])) for i in group],
-                    method="memcpy",
-                )
+                filler.fill([(i, 0, views[i]) for i in group], method="memcpy")
 
         def read() -> None:
             settle(store, [store.get([refs[i] for i in group]) for group in groups])
@@ -173,26 +207,23 @@ def measure_reads(folder: Path, size: int, threads: int, pairs: int) -> list[Row
                 time.sleep(0.00005)
 
         read()
-        for _ in range(pairs):
-            theirs = timed(memcpy)[0]
-            plain.append((theirs, *timed(read)))
-            checked.append((theirs, *timed(read_and_verify)))
+        (plain, checked), disturbed = in_pairs(quiet, pairs, memcpy, read, read_and_verify)
     bench.slab.close()
     return [
-        row("warm read", bench, threads, nbytes, plain),
-        row("warm read, verified", bench, threads, nbytes, checked),
+        row("warm read", bench, threads, nbytes, plain, disturbed),
+        row("warm read, verified", bench, threads, nbytes, checked, disturbed),
     ]
 
 
-def measure_writes(folder: Path, size: int, pairs: int) -> Row:
+def measure_writes(folder: Path, size: int, pairs: int, quiet: Quiet) -> Row:
     """New frames into a store with room, against LMDB as it is by default."""
     num = max(64, 128 * MIB // size)
     bench = Bench(size, num)
     nbytes = num * bench.nbytes
-    times = []
+    room = 3 * (pairs + 2) * nbytes  # of which disturbed turns take some
     plain = tempfile.mkdtemp(dir=folder)
-    env = lmdb.open(plain, map_size=(pairs + 3) * nbytes * 2)
-    with store_in(folder, bench, (pairs + 3) * nbytes) as store:
+    env = lmdb.open(plain, map_size=2 * room)
+    with store_in(folder, bench, room) as store:
 
         def write(refs: Sequence[FrameRef]) -> None:
             parts = [refs[i : i + BATCH] for i in range(0, num, BATCH)]
@@ -204,16 +235,18 @@ def measure_writes(folder: Path, size: int, pairs: int) -> Row:
                     for ref in refs[start : start + BATCH]:
                         txn.put(ref.key, bench.slab.view(ref.slot)[: ref.nbytes])
 
-        for turn in range(pairs + 1):
-            refs = bench.refs(bench.keys(num))
-            theirs = timed(lambda refs=refs: write_synced(refs))[0]  # type: ignore[misc]
-            ours = timed(lambda refs=refs: write(refs))  # type: ignore[misc]
-            if turn:
-                times.append((theirs, *ours))
+        def fresh() -> list[FrameRef]:
+            return bench.refs(bench.keys(num))
+
+        write(fresh())
+        write_synced(fresh())
+        (times,), disturbed = in_pairs(
+            quiet, pairs, lambda: write_synced(fresh()), lambda: write(fresh())
+        )
     env.close()
     shutil.rmtree(plain)
     bench.slab.close()
-    return row("write", bench, 1, nbytes, times)
+    return row("write", bench, 1, nbytes, times, disturbed)
 
 
 def measure_rewriting(folder: Path, size: int, share: float, capacity_nbytes: int) -> Row:
@@ -238,7 +271,7 @@ def measure_rewriting(folder: Path, size: int, share: float, capacity_nbytes: in
             tenths.append(timed(write))
     bench.slab.close()
     nbytes = max(1, num // 10 // 64) * 64 * bench.nbytes
-    pair = (tenths[1][0], tenths[-1][0], tenths[-1][1])
+    pair = (tenths[1], tenths[-1])
     what = f"rewriting at {share:.0%}"
     return row(what, bench, 1, nbytes, [pair] * 2)
 
@@ -249,13 +282,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for quiet")
     parser.add_argument("--rewrite-mib", type=int, default=512)
     arguments = parser.parse_args()
     rows: list[Row] = []
+    quiet = Quiet(arguments.patience)
     for size in SIZES:
         for threads in arguments.threads:
-            rows += measure_reads(arguments.folder, size, threads, arguments.pairs)
-        rows.append(measure_writes(arguments.folder, size, arguments.pairs))
+            rows += measure_reads(arguments.folder, size, threads, arguments.pairs, quiet)
+        rows.append(measure_writes(arguments.folder, size, arguments.pairs, quiet))
         for share in (0.8, 1.0):
             nbytes = arguments.rewrite_mib * MIB
             rows.append(measure_rewriting(arguments.folder, size, share, nbytes))

@@ -1,7 +1,9 @@
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <stdexcept>
 #include <vector>
 
@@ -14,8 +16,21 @@ namespace nb = nanobind;
 namespace kvtiers {
 namespace {
 
-using PieceTable =
-    nb::ndarray<const std::int64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+// A Python object's contiguous bytes, held until the copy is over.
+class View {
+  public:
+    explicit View(nb::handle object) {
+        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    }
+    ~View() { PyBuffer_Release(&buffer_); }
+    View(const View &) = delete;
+    View &operator=(const View &) = delete;
+    const void *data() const { return buffer_.buf; }
+    std::size_t nbytes() const { return static_cast<std::size_t>(buffer_.len); }
+
+  private:
+    Py_buffer buffer_;
+};
 
 struct Piece {
     void *target;
@@ -23,7 +38,7 @@ struct Piece {
     std::size_t nbytes;
 };
 
-// Copies pieces of memory that are named by their addresses: out of a mapping, into slots.
+// Copies the bytes of Python objects, such as views of a mapping, to addresses.
 class PieceCopier {
   public:
     explicit PieceCopier(int num_threads)
@@ -31,20 +46,21 @@ class PieceCopier {
         if (num_threads < 1) throw std::invalid_argument("num_threads is not positive");
     }
 
-    void copy(const PieceTable &table, Method method) {
+    void copy(const std::vector<std::uintptr_t> &targets, const nb::list &sources, Method method) {
+        if (targets.size() != sources.size())
+            throw std::invalid_argument("targets and sources differ in number");
+        std::deque<View> views;  // outlives the unlocked part
         std::vector<Piece> pieces;
-        std::int64_t nbytes = 0;
-        const std::int64_t *row = table.data();
-        for (std::size_t i = 0; i < table.shape(0); ++i, row += 3) {
-            if (row[2] < 0) throw std::invalid_argument("a piece has a negative size");
-            pieces.push_back({reinterpret_cast<void *>(row[0]),
-                              reinterpret_cast<const void *>(row[1]),
-                              static_cast<std::size_t>(row[2])});
-            nbytes += row[2];
+        std::size_t nbytes = 0;
+        for (std::size_t i = 0; i < targets.size(); ++i) {
+            const View &view = views.emplace_back(sources[i]);
+            pieces.push_back(
+                {reinterpret_cast<void *>(targets[i]), view.data(), view.nbytes()});
+            nbytes += view.nbytes();
         }
         const CopyFunction function = copy_function(
             method != Method::automatic     ? method
-            : nbytes >= stream_from_nbytes_ ? best_streaming_method()
+            : static_cast<std::int64_t>(nbytes) >= stream_from_nbytes_ ? best_streaming_method()
                                             : Method::memcpy);
         if (function == nullptr) throw std::invalid_argument("this CPU has no such method");
         const nb::gil_scoped_release release;
@@ -69,11 +85,11 @@ class PieceCopier {
 
 void bind_pieces(nb::module_ &module) {
     nb::class_<PieceCopier>(module, "PieceCopier",
-                            "Copies pieces of memory between raw addresses, on threads of its own.")
+                            "Copies bytes of Python objects to raw addresses, on threads of its own.")
         .def(nb::init<int>(), nb::arg("num_threads"))
-        .def("copy", &PieceCopier::copy, nb::arg("pieces").noconvert(),
+        .def("copy", &PieceCopier::copy, nb::arg("targets"), nb::arg("sources"),
              nb::arg("method") = Method::automatic,
-             "Copy each row of an int64 [N, 3] table of target, source and bytes.\n\n"
+             "Copy each source's bytes to the address beside it; one contiguous buffer each.\n\n"
              "Returns when done, GIL released. The caller vouches for the addresses.");
 }
 

@@ -14,12 +14,12 @@ from typing import Any
 import lmdb
 
 from kvtiers.data.lmdb_environment import (
-    REGISTRY,
     BusyError,
     LMDBEnvironment,
     UnavailableError,
     damaged,
 )
+from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
 from kvtiers.model.errors import CapacityError, ConfigError
 

@@ -32,6 +32,7 @@ from kvtiers.model.frame import round_up
 logger = logging.getLogger(__name__)
 
 MAX_LIVE: Final = 0.8  # of the map: above 0.9 a run of free pages is hard to find
+MAX_MAPPED: Final = 0.5  # of the memory: a page that is not in it is read before it is rewritten
 HEADROOM_NBYTES: Final = 8 << 20  # small stores: pages return two transactions after their end
 
 
@@ -156,13 +157,20 @@ def _create(folder: Path, settings: LMDBStoreSettings, boot_id: str) -> State:
             txn.put(COUNTERS_KEY, Counters(settings.capacity_nbytes).encode(), db=dbs[META])
     finally:
         env.close()
-    wanted = settings.write_map is WriteMap.AUTO
-    write_map = wanted and lmdb_mount.filesystem_of(folder) in lmdb_mount.KEEPS_PREALLOCATION
+    write_map = (
+        settings.write_map is WriteMap.AUTO
+        and lmdb_mount.filesystem_of(folder) in lmdb_mount.KEEPS_PREALLOCATION
+        and map_nbytes <= _memory_nbytes() * MAX_MAPPED
+    )
     if write_map:
         write_map = preallocate(folder, map_nbytes)
     if not write_map:
         _check_room(folder, map_nbytes)
     return State(boot_id, False, settings.capacity_nbytes, map_nbytes, write_map)
+
+
+def _memory_nbytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def preallocate(folder: Path, map_nbytes: int) -> bool:

@@ -10,9 +10,9 @@ import lmdb
 
 from kvtiers.data.lmdb_access import LMDBAccess, Session
 from kvtiers.data.lmdb_environment import UnavailableError
-from kvtiers.data.lmdb_records import IndexRecord
-from kvtiers.data.piece_copier import Piece, PieceCopier
+from kvtiers.data.lmdb_records import unpack_index
 from kvtiers.data.slab import Slab
+from kvtiers.data.slot_filler import Piece, SlotFiller
 from kvtiers.data.store import FrameRef
 from kvtiers.model.errors import KVTiersError
 from kvtiers.model.keys import StoreKey
@@ -29,8 +29,7 @@ class LMDBReader:
 
     def __init__(self, access: LMDBAccess, slab: Slab) -> None:
         self._access = access
-        self._slab = slab
-        self._copier = PieceCopier(access.settings.num_copy_threads)
+        self._filler = SlotFiller(slab, access.settings.num_copy_threads)
 
     def get(self, frames: Sequence[FrameRef]) -> list[Outcome]:
         """Bring frames into their slots."""
@@ -61,34 +60,22 @@ class LMDBReader:
     def _get_batch(self, session: Session, frames: Sequence[FrameRef]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         pieces: list[Piece] = []
-        prefixes: list[tuple[memoryview, bytes]] = []
+        get, index, values = session.txn.get, session.env.index, session.env.frames
         for frame in frames:
-            outcome, value, prefix = _find(session, frame)
-            outcomes.append(outcome)
-            if value is not None:
-                target = self._slab.view(frame.slot)[: frame.nbytes]
-                prefixes.append((target, prefix))
-                pieces.append((target[len(prefix) :], value))
-        self._copier.copy(pieces)
-        for target, prefix in prefixes:
-            target[: len(prefix)] = prefix
-        for _, value in pieces:
-            value.release()  # it must not be looked at after the transaction
-        return outcomes
-
-
-def _find(session: Session, frame: FrameRef) -> tuple[Outcome, memoryview | None, bytes]:
-    """Return a frame's outcome and, where it is OK, the bytes of its value and before them."""
-    found = session.txn.get(frame.key, db=session.env.index)
-    if found is None:
-        return Outcome.MISSING, None, b""
-    record = IndexRecord.decode(found)
-    if record.nbytes != frame.nbytes:
-        return Outcome.CORRUPT, None, b""
-    value = session.txn.get(frame.key, db=session.env.frames)
-    if value is None or len(value) != frame.nbytes - len(record.prefix):
-        return Outcome.CORRUPT, None, b""
-    return Outcome.OK, value, record.prefix
+            record = get(frame.key, None, index)
+            if record is None:
+                outcomes.append(Outcome.MISSING)
+                continue
+            nbytes, _, prefix = unpack_index(record)
+            value = get(frame.key, None, values) if nbytes == frame.nbytes else None
+            if value is None or len(value) != nbytes - len(prefix):
+                outcomes.append(Outcome.CORRUPT)
+                continue
+            outcomes.append(Outcome.OK)
+            pieces.append((frame.slot, 0, prefix))
+            pieces.append((frame.slot, len(prefix), value))
+        self._filler.fill(pieces)
+        return outcomes  # the views go with the pieces, before the transaction does
 
 
 def _next_batch(frames: Sequence[FrameRef], start: int) -> Sequence[FrameRef]:

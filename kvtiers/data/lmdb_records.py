@@ -18,7 +18,7 @@ COUNTERS_KEY: Final = b"counters"
 PREFIX_NBYTES: Final = 16  # LMDB's page header has as many: the rest of a frame is page-aligned
 
 _INDEX = struct.Struct(f"<QQ{PREFIX_NBYTES}s")
-_COUNTERS = struct.Struct("<5Q")
+_COUNTERS = struct.Struct("<6Q")
 _CLOCK = struct.Struct(">Q")  # big-endian: sorts as a number
 ORDER_KEY_NBYTES: Final = _CLOCK.size + STORE_KEY_NBYTES
 
@@ -52,10 +52,19 @@ class IndexRecord:
         Raises:
             ValueError: it has another size.
         """
-        if len(record) != _INDEX.size:
-            raise ValueError(f"index record has {len(record)} bytes, expected {_INDEX.size}")
-        nbytes, clock, prefix = _INDEX.unpack(record)
-        return cls(nbytes, clock, prefix[: min(nbytes, PREFIX_NBYTES)])
+        return cls(*unpack_index(record))
+
+
+def unpack_index(record: bytes | memoryview) -> tuple[int, int, bytes]:
+    """Return an `IndexRecord`'s fields: for loops to whom an object is too dear.
+
+    Raises:
+        ValueError: the record has another size.
+    """
+    if len(record) != _INDEX.size:
+        raise ValueError(f"index record has {len(record)} bytes, expected {_INDEX.size}")
+    nbytes, clock, prefix = _INDEX.unpack(record)
+    return nbytes, clock, prefix if nbytes >= PREFIX_NBYTES else prefix[:nbytes]
 
 
 @dataclass(slots=True)
@@ -65,6 +74,7 @@ class Counters:
     Attributes:
         capacity_nbytes: the bound. used_nbytes: sum of the footprints. num_frames: frames held.
         clock: the last tick given; one tick a write transaction.
+        prepared_nbytes: of the file, from its start, that have been written once.
         version: of the format.
     """
 
@@ -72,12 +82,18 @@ class Counters:
     used_nbytes: int = 0
     num_frames: int = 0
     clock: int = 0
+    prepared_nbytes: int = 0
     version: int = FORMAT_VERSION
 
     def encode(self) -> bytes:
         """Return the record."""
         return _COUNTERS.pack(
-            self.version, self.capacity_nbytes, self.used_nbytes, self.num_frames, self.clock
+            self.version,
+            self.capacity_nbytes,
+            self.used_nbytes,
+            self.num_frames,
+            self.clock,
+            self.prepared_nbytes,
         )
 
     @classmethod
@@ -89,8 +105,8 @@ class Counters:
         """
         if len(record) != _COUNTERS.size:
             raise ValueError(f"counters have {len(record)} bytes, expected {_COUNTERS.size}")
-        version, capacity, used, num_frames, clock = _COUNTERS.unpack(record)
-        return cls(capacity, used, num_frames, clock, version)
+        version, capacity, used, num_frames, clock, prepared = _COUNTERS.unpack(record)
+        return cls(capacity, used, num_frames, clock, prepared, version)
 
 
 def order_key(clock: int, key: StoreKey) -> bytes:

@@ -19,7 +19,7 @@ class Eviction(Enum):
 class WriteMap(Enum):
     """How pages are written."""
 
-    AUTO = "auto"  # into the mapping where the file can be preallocated for good, else by pwrite
+    AUTO = "auto"  # into the mapping where that is safe and fits half of the memory, else by pwrite
     OFF = "off"  # by pwrite: never a SIGBUS on a full disk, about a third of the speed at 2 MiB
 
 

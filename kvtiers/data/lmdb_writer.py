@@ -108,6 +108,7 @@ class LMDBWriter:
         eviction = self._settings.eviction
         with self._access.writing() as session:
             shelf = Shelf(session, self._settings.batch_frames)
+            session.env.prepare(shelf.counters, sum(footprint(frame.nbytes) for frame in frames))
             outcomes = [
                 shelf.put(frame.key, self._slab.view(frame.slot)[: frame.nbytes], eviction)
                 for frame in frames

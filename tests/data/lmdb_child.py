@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lmdb_box import MIB, NBYTES, Box, key_of, settings_of
 
-from kvtiers.data.lmdb_environment import REGISTRY
+from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_settings import Eviction, WriteMap
 from kvtiers.model.outcome import Outcome
 

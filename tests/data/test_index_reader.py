@@ -14,8 +14,8 @@ from lmdb_box import FORMAT, MIB, NBYTES, settings_of
 from kvtiers.control.presence import Belief, PresenceTable
 from kvtiers.data.index_reader import PIECE_KEYS, IndexReader
 from kvtiers.data.key_space import KeySpace
-from kvtiers.data.lmdb_environment import REGISTRY
 from kvtiers.data.lmdb_files import DATA
+from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_store import LMDBStore
 from kvtiers.data.slab import Slab
 from kvtiers.data.store import FrameRef

@@ -19,8 +19,9 @@ from lmdb_box import MIB, NBYTES, Box, key_of, settings_of
 
 from kvtiers.data import lmdb_check, lmdb_mount
 from kvtiers.data.lmdb_access import LMDBAccess
-from kvtiers.data.lmdb_environment import REGISTRY, UnavailableError
+from kvtiers.data.lmdb_environment import UnavailableError
 from kvtiers.data.lmdb_files import DATA, SET_ASIDE, inspect_data, read_state
+from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_settings import Eviction, WriteMap
 from kvtiers.model.errors import CapacityError, ConfigError, ProtocolError
 from kvtiers.model.keys import StoreKey
