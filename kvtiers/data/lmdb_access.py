@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import lmdb
 
@@ -24,6 +24,9 @@ from kvtiers.data.lmdb_settings import LMDBStoreSettings
 from kvtiers.model.errors import CapacityError, ConfigError
 
 logger = logging.getLogger(__name__)
+
+_HURRY_SECONDS: Final = 0.2
+_CHECK_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,12 @@ class LMDBAccess:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
+        # While a process serves nobody waits long: others may go on with misses.
+        self._hurried = replace(
+            settings,
+            open_seconds=min(settings.open_seconds, _HURRY_SECONDS),
+            check_seconds=min(settings.check_seconds, _CHECK_SECONDS),
+        )
         self._create = create
         self._clock = clock
         self._mutex = threading.Lock()
@@ -138,7 +147,9 @@ class LMDBAccess:
         if self._device is not None and self._device_now() != self._device:
             raise UnavailableError(f"the disk of {self.settings.path} is not mounted")
         try:
-            env = REGISTRY.acquire(self.settings, create=self._create)
+            first = self._device is None and self._create
+            settings = self.settings if first else self._hurried
+            env = REGISTRY.acquire(settings, create=self._create)
         except (ConfigError, CapacityError) as error:
             if self._device is None and self._create:
                 raise  # the first time: somebody has configured this

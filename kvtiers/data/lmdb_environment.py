@@ -95,7 +95,11 @@ class LMDBEnvironment:
     @property
     def map_nbytes(self) -> int:
         """Bytes that the file may grow to, as this process sees it."""
-        return int(self._env.info()["map_size"])
+        self._gate.enter()  # the numbers lie in the map
+        try:
+            return int(self._env.info()["map_size"])
+        finally:
+            self._gate.leave()
 
     @contextmanager
     def reading(self) -> Iterator[lmdb.Transaction[Any]]:
@@ -235,9 +239,9 @@ class LMDBEnvironment:
 
     def _begin(self, *, write: bool) -> lmdb.Transaction[Any]:
         for _ in range(_ATTEMPTS):
-            self._check()
             self._gate.enter()
             try:
+                self._check()
                 if write:
                     return self._env.begin(write=True)
                 return self._env.begin(buffers=True)
@@ -247,6 +251,9 @@ class LMDBEnvironment:
             except lmdb.ReadersFullError:
                 self._gate.leave()
                 self.free_stale_readers()
+            except UnavailableError:
+                self._gate.leave()
+                raise
             except lmdb.Error as error:
                 self._gate.leave()
                 raise UnavailableError(f"{self.folder}: {error}") from error

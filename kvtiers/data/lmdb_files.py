@@ -192,6 +192,14 @@ class UsersLock:
         """Take the lock alone unless another has it; gives up a share that was held."""
         return self._try(fcntl.LOCK_EX)
 
+    def try_share(self) -> bool:
+        """Take a share unless another is alone."""
+        return self._try(fcntl.LOCK_SH)
+
+    def let_go(self) -> None:
+        """Give up what is held; it can be taken again."""
+        self._try(fcntl.LOCK_UN)
+
     def share(self, seconds: float) -> bool:
         """Take a share, waiting for somebody who is alone; returns whether it came in time."""
         deadline = time.monotonic() + seconds

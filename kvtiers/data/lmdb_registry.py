@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,8 @@ from kvtiers.data.lmdb_files import DATA, State, UsersLock, current_boot_id, rea
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
 
 logger = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = (0.002, 0.02)  # of who tries to be alone: not all at one time
 
 
 class Registry:
@@ -102,18 +106,32 @@ class Registry:
 
 
 def _state_of(folder: Path, lock: UsersLock, settings: LMDBStoreSettings, *, create: bool) -> State:
-    """Return the state of a file that may be opened, holding a share of its lock."""
-    alone = lock.try_alone()
-    if alone and create:
-        state = lmdb_folder.make_ready(folder, settings)
-        lock.share(settings.open_seconds)
-        return state
-    if not alone and not lock.share(settings.open_seconds):
-        raise UnavailableError(f"{folder}: another process has not come to an end with it")
+    """Return the state of a file that may be opened, holding a share of its lock.
+
+    Whoever is alone makes the file ready; others wait, and take over if that one dies over it.
+    """
+    deadline = time.monotonic() + settings.open_seconds
     boot_id = settings.boot_id or current_boot_id()
-    found = read_state(folder)
-    if found is None or not found.trusted(boot_id):
-        raise UnavailableError(f"{folder}: nobody has checked what a crash has left")
+    while True:
+        alone = lock.try_alone()
+        if alone and create:
+            state = lmdb_folder.make_ready(folder, settings)
+            lock.share(settings.open_seconds)
+            return state
+        if alone or lock.try_share():
+            found = read_state(folder)
+            if found is not None and found.trusted(boot_id):
+                return _taken_over(folder, lock, found, boot_id, settings)
+            lock.let_go()
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"{folder}: nobody has made it ready, or checked it")
+        time.sleep(random.uniform(*_PAUSE_SECONDS))
+
+
+def _taken_over(
+    folder: Path, lock: UsersLock, found: State, boot_id: str, settings: LMDBStoreSettings
+) -> State:
+    """Mark a trusted file as in use."""
     lmdb_folder.inspect(folder)
     if found.clean:
         found = replace(found, boot_id=boot_id, clean=False)

@@ -147,6 +147,24 @@ def nursery(path: Path, seconds: int) -> None:
     print(kills, flush=True)
 
 
+def compete(path: Path, seconds: int) -> None:
+    """Let three processes write as fast as they can; prints how many batches each has written."""
+    reading, writing = os.pipe()
+    for seed in range(3):
+        if os.fork() == 0:
+            box = Box(settings_of(path, CAPACITY))
+            end, num = time.monotonic() + seconds, 0
+            while time.monotonic() < end:
+                start = seed * 10_000 + num % 50 * 16
+                assert set(box.put(*range(start, start + 16))) == {Outcome.OK}
+                num += 1
+            os.write(writing, f"{num} ".encode())
+            os._exit(0)
+    for _ in range(3):
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    print(os.read(reading, 1000).decode(), flush=True)
+
+
 def kill_writers(path: Path, times: int) -> None:
     """Kill a writer in the middle of its work, again and again."""
     chance = random.Random(2)
@@ -195,6 +213,7 @@ VERBS = {
         fork_and_read,
         disk_full,
         nursery,
+        compete,
         kill_writers,
     )
 }

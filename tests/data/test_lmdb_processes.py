@@ -143,6 +143,12 @@ def test_lost_file_is_made_anew_though_another_process_is_idle(path: Path) -> No
     box.close()
 
 
+def test_no_writer_starves_another(path: Path) -> None:
+    """LMDB's write lock is not fair by itself."""
+    written = [int(word) for word in run("compete", path, 2).split()]
+    assert min(written) * 5 > max(written), written
+
+
 @pytest.mark.slow
 def test_writers_killed_in_mid_transaction_leave_a_whole_store(path: Path) -> None:
     run("kill_writers", path, 60)
