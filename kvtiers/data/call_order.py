@@ -70,8 +70,10 @@ class CallOrder:
             self._number += 1
             call.number = self._number
             if call.verb is Verb.GET:
-                last = self._last_change_of
-                call.waits_for = max([self._last_clear, *(last.get(k, 0) for k in call.keys)])
+                call.waits_for = self._last_clear
+                if last := self._last_change_of:
+                    changes = (last.get(key, 0) for key in call.keys)
+                    call.waits_for = max(self._last_clear, max(changes, default=0))
                 self._running_reads[call.number] = call
                 self._reads.append(call)
             else:

@@ -15,7 +15,6 @@ import numpy as np
 
 from kvtiers.data.key_space import KeySpace
 from kvtiers.data.lmdb_access import LMDBAccess
-from kvtiers.data.lmdb_environment import UnavailableError
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
 from kvtiers.model.errors import KVTiersError
 from kvtiers.model.keys import KEY_NBYTES, BlockKey, unpack_keys
@@ -167,7 +166,7 @@ class IndexReader:
         if access is not None and keys:
             try:
                 return self._look_up(access, keys)
-            except (UnavailableError, KVTiersError, OSError, lmdb.Error) as error:
+            except (KVTiersError, OSError, lmdb.Error) as error:
                 logger.debug("%s answers nothing: %s", store, error)
         return np.zeros(len(keys), np.uint8)
 

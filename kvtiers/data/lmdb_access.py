@@ -21,7 +21,7 @@ from kvtiers.data.lmdb_environment import (
 )
 from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
-from kvtiers.model.errors import CapacityError, ConfigError
+from kvtiers.model.errors import CapacityError, ConfigError, KVTiersError
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class LMDBAccess:
 
         To be called when idle: what is lost is made anew only after all processes have let go.
         """
-        with suppress(UnavailableError, ConfigError, CapacityError), self.reading():
+        with suppress(KVTiersError), self.reading():
             pass
 
     def close(self) -> None:

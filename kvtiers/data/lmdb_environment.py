@@ -25,7 +25,7 @@ from kvtiers.data.lmdb_files import (
 )
 from kvtiers.data.lmdb_gate import Gate
 from kvtiers.data.lmdb_records import COUNTERS_KEY, FRAMES, INDEX, META, ORDER, Counters
-from kvtiers.model.errors import CapacityError, ConfigError
+from kvtiers.model.errors import CapacityError, ConfigError, KVTiersError
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _DAMAGE: Final = (
 )
 
 
-class UnavailableError(Exception):
+class UnavailableError(KVTiersError):
     """The environment cannot be used now; whoever asked treats it as empty."""
 
 
@@ -196,35 +196,22 @@ class LMDBEnvironment:
         )
         write_state(self.folder, self.state)
 
-    def close(self) -> None:
-        """Close the file; idempotent. The last of all processes leaves it marked as clean."""
-        if self.closed or self.pid != os.getpid():
-            return  # or inherited by fork: it is the parent's
-        self.closed = True
-        try:
-            last = not self.lost and self._lock.try_alone()
-            if last:
-                self._env.sync(True)
-            self._env.close()
-            if last:
-                state = read_state(self.folder) or self.state
-                write_state(self.folder, replace(state, clean=state.boot_id != DISTRUSTED))
-        except (OSError, lmdb.Error, ConfigError) as error:
-            logger.warning("%s is not marked as clean: %s", self.folder, error)
-        finally:
-            self.lost = True
-            self._lock.release()
+    def close(self, patience_seconds: float = _DRAIN_SECONDS) -> bool:
+        """Close the file once no transaction of this process runs in it; idempotent.
 
-    def retire(self) -> None:
-        """Close what is lost, once no transaction of this process runs in it.
+        The last of all processes leaves it marked as clean.
 
-        Raises:
-            BusyError: one does.
+        Returns:
+            Whether it is closed: its mapping is not taken from under a transaction.
         """
-        with self._gate.emptied(0.0) as empty:
-            if not empty:
-                raise BusyError(f"{self.folder} is being let go of")
-            self.close()
+        if self.closed or self.pid != os.getpid():
+            return True  # or inherited by fork: it is the parent's
+        with self._gate.emptied(patience_seconds) as empty:
+            if empty:
+                self.closed = True
+                self._close()
+            self.lost = True
+        return self.closed
 
     def drop_inherited(self) -> None:
         """Let go, in a child process, of what it has inherited; the parent notices nothing.
@@ -236,6 +223,20 @@ class LMDBEnvironment:
             self._env.close()
 
     # -- internals --------------------------------------------------------------------
+
+    def _close(self) -> None:
+        try:
+            last = not self.lost and self._lock.try_alone()
+            if last:
+                self._env.sync(True)
+            self._env.close()
+            if last:
+                state = read_state(self.folder) or self.state
+                write_state(self.folder, replace(state, clean=state.boot_id != DISTRUSTED))
+        except (OSError, lmdb.Error, ConfigError) as error:
+            logger.warning("%s is not marked as clean: %s", self.folder, error)
+        finally:
+            self._lock.release()
 
     def _begin(self, *, write: bool) -> lmdb.Transaction[Any]:
         for _ in range(_ATTEMPTS):

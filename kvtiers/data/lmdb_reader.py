@@ -9,7 +9,6 @@ from typing import Final
 import lmdb
 
 from kvtiers.data.lmdb_access import LMDBAccess, Session
-from kvtiers.data.lmdb_environment import UnavailableError
 from kvtiers.data.lmdb_records import unpack_index
 from kvtiers.data.slab import Slab
 from kvtiers.data.slot_filler import Piece, SlotFiller
@@ -39,7 +38,7 @@ class LMDBReader:
             try:
                 with self._access.reading() as session:
                     found = self._get_batch(session, batch)
-            except (UnavailableError, KVTiersError, OSError) as error:
+            except (KVTiersError, OSError) as error:
                 logger.debug("%d frames not read: %s", len(batch), error)
                 found = [Outcome.MISSING] * len(batch)
             except (lmdb.Error, ValueError) as error:
@@ -53,7 +52,7 @@ class LMDBReader:
         try:
             with self._access.reading() as session, session.txn.cursor(session.env.index) as cursor:
                 return [StoreKey(bytes(key)) for key in cursor.iternext(values=False)]
-        except (UnavailableError, KVTiersError, OSError, lmdb.Error) as error:
+        except (KVTiersError, OSError, lmdb.Error) as error:
             logger.debug("no keys: %s", error)
             return []
 

@@ -15,7 +15,7 @@ from typing import Final
 import lmdb
 
 from kvtiers.data import lmdb_folder
-from kvtiers.data.lmdb_environment import LMDBEnvironment, UnavailableError
+from kvtiers.data.lmdb_environment import BusyError, LMDBEnvironment, UnavailableError
 from kvtiers.data.lmdb_files import DATA, State, UsersLock, current_boot_id, read_state, write_state
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
 
@@ -68,10 +68,8 @@ class Registry:
             return
         with self._lock:
             env.users -= 1
-            if env.users == 0:
-                if self._open_ones.get(env.identity) is env:
-                    del self._open_ones[env.identity]
-                env.close()
+            if env.users == 0 and env.close() and self._open_ones.get(env.identity) is env:
+                del self._open_ones[env.identity]
 
     def _known(self, folder: Path) -> LMDBEnvironment | None:
         with suppress(OSError):
@@ -79,7 +77,8 @@ class Registry:
             env = self._open_ones.get((found.st_dev, found.st_ino))
             if env is None or not env.lost:
                 return env
-            env.retire()  # its users may be idle, and find out whenever they come
+            if not env.close(0.0):  # its users may be idle, and find out whenever they come
+                raise BusyError(f"{folder} is being let go of")
             del self._open_ones[env.identity]
         return None
 

@@ -17,7 +17,7 @@ from kvtiers.data.lmdb_settings import LMDBStoreSettings
 from kvtiers.data.lmdb_writer import LMDBWriter
 from kvtiers.data.slab import Slab
 from kvtiers.data.store import FrameRef, StoreAnswer, StoreTicket
-from kvtiers.model.errors import ProtocolError
+from kvtiers.model.errors import ProtocolError, TransferError
 from kvtiers.model.keys import STORE_KEY_NBYTES, StoreKey
 from kvtiers.model.outcome import Outcome
 
@@ -76,7 +76,7 @@ class LMDBStore:
 
         Raises:
             ProtocolError: the store is closed, or another process's, or a key has another size.
-            TransferError: there is no such slot.
+            TransferError: there is no such slot, or it is smaller.
         """
         return self._submit_frames(Verb.PUT, frames)
 
@@ -120,12 +120,12 @@ class LMDBStore:
     # -- submission -------------------------------------------------------------------
 
     def _submit_frames(self, verb: Verb, frames: Sequence[FrameRef]) -> StoreTicket:
+        num_slots, slot_nbytes = self._slab.num_slots, self._slab.slot_nbytes
         for frame in frames:
-            self._slab.view(frame.slot)
-            if frame.nbytes < 1 or frame.nbytes > self._slab.slot_nbytes:
-                raise ProtocolError(
-                    f"slot {frame.slot} has {self._slab.slot_nbytes} bytes, its frame "
-                    f"{frame.nbytes}"
+            if not (0 <= frame.slot < num_slots and 1 <= frame.nbytes <= slot_nbytes):
+                raise TransferError(
+                    f"{frame.nbytes} bytes in slot {frame.slot}: there are {num_slots} slots of "
+                    f"{slot_nbytes} bytes"
                 )
         ticket = StoreTicket(next(self._tickets))
         keys = tuple(frame.key for frame in frames)
@@ -135,9 +135,8 @@ class LMDBStore:
     def _submit(self, call: Call) -> None:
         if self._closed or self._pid != os.getpid():
             raise ProtocolError("the store is closed, or was made by another process")
-        for key in call.keys:
-            if len(key) != STORE_KEY_NBYTES:
-                raise ProtocolError(f"store key has {len(key)} bytes, expected {STORE_KEY_NBYTES}")
+        for nbytes in set(map(len, call.keys)) - {STORE_KEY_NBYTES}:
+            raise ProtocolError(f"store key has {nbytes} bytes, expected {STORE_KEY_NBYTES}")
         self._order.submit(call)
 
     # -- the threads ------------------------------------------------------------------

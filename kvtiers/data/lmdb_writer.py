@@ -133,7 +133,7 @@ class LMDBWriter:
                 shelf = Shelf(session, self._settings.batch_frames)
                 change(shelf)
                 shelf.save()
-        except (UnavailableError, KVTiersError, OSError, lmdb.Error) as error:
+        except (KVTiersError, OSError, lmdb.Error) as error:
             logger.debug("%s: cannot %s: %s", self._settings.path, what, error)
             return
         self._after()

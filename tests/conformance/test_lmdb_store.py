@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from kvtiers import native
 from kvtiers.data.lmdb_settings import Eviction, LMDBStoreSettings, WriteMap
 from kvtiers.data.lmdb_store import LMDBStore
 from kvtiers.data.slab import Slab
@@ -54,6 +55,14 @@ class TestLMDBStore(LMDBSuite):
 
 class TestLMDBStoreWithoutWriteMap(LMDBSuite):
     write_map = WriteMap.OFF
+
+
+class TestLMDBStoreWithoutCompiledModule(LMDBSuite):
+    num_examples = 3
+
+    @pytest.fixture(autouse=True)
+    def portable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(native, "available", lambda: False)
 
 
 class TestLMDBStoreWithoutFaults(LMDBSuite):
