@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -42,7 +43,9 @@ struct Piece {
 class PieceCopier {
   public:
     explicit PieceCopier(int num_threads)
-        : stream_from_nbytes_(last_level_cache_nbytes() / 2), pool_(num_threads - 1) {
+        : stream_from_nbytes_(last_level_cache_nbytes() / 2),
+          num_threads_(static_cast<std::size_t>(num_threads)),
+          pool_(num_threads - 1) {
         if (num_threads < 1) throw std::invalid_argument("num_threads is not positive");
     }
 
@@ -64,20 +67,23 @@ class PieceCopier {
                                             : Method::memcpy);
         if (function == nullptr) throw std::invalid_argument("this CPU has no such method");
         const nb::gil_scoped_release release;
-        const auto work = [&](std::int64_t i) {
-            const Piece &piece = pieces[static_cast<std::size_t>(i)];
-            function(piece.target, piece.source, piece.nbytes);
+        const auto copy_range = [&](std::size_t begin, std::size_t end) {
+            for (std::size_t i = begin; i < end; ++i)
+                function(pieces[i].target, pieces[i].source, pieces[i].nbytes);
             streaming_fence();
         };
-        const auto count = static_cast<std::int64_t>(pieces.size());
-        if (count > 1)
-            pool_.get().run(count, work);
-        else if (count == 1)
-            work(0);
+        // A few ranges a thread: pieces are of very different sizes, and a fence costs a little.
+        const std::size_t ranges = std::min(pieces.size(), num_threads_ * std::size_t{8});
+        if (num_threads_ == 1 || ranges < 2) return copy_range(0, pieces.size());
+        pool_.get().run(static_cast<std::int64_t>(ranges), [&](std::int64_t i) {
+            const auto at = static_cast<std::size_t>(i);
+            copy_range(pieces.size() * at / ranges, pieces.size() * (at + 1) / ranges);
+        });
     }
 
   private:
     std::int64_t stream_from_nbytes_;
+    std::size_t num_threads_;
     PoolHandle pool_;
 };
 
