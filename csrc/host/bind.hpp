@@ -6,5 +6,6 @@
 namespace kvtiers {
 
 void bind_copier(nanobind::module_ &module);
+void bind_cuda(nanobind::module_ &module);
 
 }  // namespace kvtiers

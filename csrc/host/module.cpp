@@ -33,4 +33,5 @@ NB_MODULE(_native, module) {
     module.def("build_info", &build_info,
                "Return the compiler, the package's version, this CPU's copy methods and its cache.");
     kvtiers::bind_copier(module);
+    kvtiers::bind_cuda(module);
 }
