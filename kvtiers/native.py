@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+from pathlib import Path
 from types import ModuleType
 
+import kvtiers
 from kvtiers.model.errors import KVTiersError
 
 
@@ -34,6 +36,15 @@ def problem() -> str | None:
     """Return why the compiled module cannot be loaded, None if it can."""
     found = _attempt()
     return None if isinstance(found, ModuleType) else found
+
+
+def kernels() -> bytes:
+    """Return the CUDA kernels for all devices they were compiled for; empty if none were."""
+    for folder in kvtiers.__path__:  # an editable install has two: the source and the build
+        path = Path(folder) / "kernels.fatbin"
+        if path.is_file():
+            return path.read_bytes()
+    return b""
 
 
 @functools.cache
