@@ -133,6 +133,8 @@ class CudaCopier:
         if self._closed:
             raise ProtocolError("the copier is closed")
         check_columns(batch)
+        if after is not None and after < 1:
+            raise ProtocolError(f"marker {after} was never issued")
         try:
             ticket = self._native.submit(
                 direction is Direction.GATHER,

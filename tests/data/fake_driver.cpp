@@ -119,10 +119,10 @@ int stream_synchronize(void *stream) {
 }
 int stream_wait(void *stream, void *event, unsigned) {
     CALL("cuStreamWaitEvent");
-    if (world.num_waits++ == world.forget_wait) return 0;
     // The record that counts is the last one before this call.
     const auto *target = static_cast<Event *>(event);
     const int record = target->recorded;
+    if (record == 0 || world.num_waits++ == world.forget_wait) return 0;
     at(stream).items.push_back({[=] { return target->executed >= record; }, [] {}});
     if (!world.manual) run();
     return 0;
@@ -299,6 +299,10 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, std::uint64
 void fake_reset(int version) {
     world = World{};
     world.version = version;
+    legacy.items.clear();
+}
+void fake_abandon() {  // what is queued: its memory may be gone
+    for (Stream *stream : world.streams) stream->items.clear();
     legacy.items.clear();
 }
 void fake_manual(int manual) { world.manual = manual; }

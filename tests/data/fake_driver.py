@@ -28,6 +28,9 @@ elif not native.available():
     missing = "compiled module not built"
 
 
+_copiers: list[CudaCopier] = []  # alive for as long as their device
+
+
 @functools.cache
 def library() -> Path:
     """Compile the driver, once a process."""
@@ -52,13 +55,21 @@ class FakeDriver:
         self.lib = lib = ctypes.CDLL(str(library()))
         lib.fake_stream.restype = ctypes.c_void_p
         lib.fake_step_of.argtypes = [ctypes.c_void_p]
-        lib.fake_fill.argtypes = [ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_size_t]
+        lib.fake_fill.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_ulonglong,
+            ctypes.c_int,
+            ctypes.c_size_t,
+        ]
         lib.fake_read.argtypes = [
             ctypes.c_void_p,
             ctypes.c_ulonglong,
             ctypes.c_ulonglong,
             ctypes.c_size_t,
         ]
+        lib.fake_abandon()
+        while _copiers:  # of earlier tests
+            _copiers.pop().close()
         lib.fake_reset(version)
         self.driver = native.load().CudaDriver(str(library()))
         self.engine: int = lib.fake_stream()
@@ -88,7 +99,7 @@ class FakeDriver:
         routes = expected_routes(layout)
         if route is not None:
             routes = RouteTable({key: ((1, route),) for key in routes.rows})
-        return CudaCopier(
+        copier = CudaCopier(
             layout,
             bases,
             slab,
@@ -99,8 +110,12 @@ class FakeDriver:
             tuning=tuning,
             routes=routes,
         )
+        _copiers.append(copier)
+        return copier
 
 
 def copier_by(route: Route, tuning: CudaTuning = DEFAULT_TUNING) -> Any:
     """Return how to make a copier of one route on a device that moves by itself."""
-    return lambda layout, bases, slab: FakeDriver().copier(layout, bases, slab, route, tuning=tuning)
+    return lambda layout, bases, slab: FakeDriver().copier(
+        layout, bases, slab, route, tuning=tuning
+    )
