@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kvtiers import native
 from kvtiers.data.batch_check import check_columns, check_places
 from kvtiers.data.copier import CopyBatch, Direction, Marker, Ticket
 from kvtiers.data.copier_cuda_routes import Route, RouteTable, expected_routes, measured_routes
 from kvtiers.data.copier_host import native_group
+from kvtiers.data.cuda_device import CudaDevice
 from kvtiers.data.slab import Slab
 from kvtiers.model.errors import LayoutError, ProtocolError, TransferError
 from kvtiers.model.layout import KVLayout
@@ -52,9 +53,7 @@ class CudaCopier:
         layout: the engine's tensors. bases: address of each of its allocations, all on `device`;
             the engine owns them and keeps them until `close`.
         slab: where the slots are; page-locked by `DriverRegistrar`. It must outlive the copier.
-        driver: a `kvtiers._native.CudaDriver`. device: the device's number.
-        engine_stream: returns the handle of the engine's current stream, 0 for the legacy one;
-            asked by `mark`.
+        device: where the tensors are; `mark` asks it for the engine's current stream.
         kernels: a fatbin; empty where there is none, which leaves DMA alone.
         routes: which route for which batch; None for what the sizes suggest. `measure` replaces
             it.
@@ -70,9 +69,7 @@ class CudaCopier:
         layout: KVLayout,
         bases: Sequence[int],
         slab: Slab,
-        driver: Any,
-        device: int,
-        engine_stream: Callable[[], int],
+        device: CudaDevice,
         *,
         kernels: bytes,
         tuning: CudaTuning = DEFAULT_TUNING,
@@ -82,12 +79,12 @@ class CudaCopier:
         module = native.load()
         self._layout = layout
         self._num_slots = slab.num_slots
-        self._engine_stream = engine_stream
+        self._current_stream = device.current_stream
         self._native_routes = {route: module.Route[route.name] for route in Route}
         try:
             self._native = module.DeviceCopier(
-                driver,
-                device,
+                device.driver,
+                device.number,
                 list(zip(bases, layout.allocations, strict=True)),
                 [native_group(group) for group in layout.groups],
                 (slab.address, slab.num_slots),
@@ -114,7 +111,7 @@ class CudaCopier:
         Raises:
             RuntimeError: that stream is being captured into a graph, or the device is lost.
         """
-        return Marker(self._native.mark(self._engine_stream()))
+        return Marker(self._native.mark(self._current_stream()))
 
     def submit(self, direction: Direction, batch: CopyBatch, after: Marker | None) -> Ticket:
         """Queue a batch by the route that the table names; see `Copier.submit`.

@@ -4,52 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
 
 from kvtiers import native
 from kvtiers.data.copier import Copier
 from kvtiers.data.copier_cuda import DEFAULT_TUNING, CudaCopier, CudaTuning
-from kvtiers.data.copier_cuda_pin import DriverRegistrar
-from kvtiers.data.slab import Registrar, Slab
+from kvtiers.data.cuda_device import CudaDevice
+from kvtiers.data.slab import Slab
 from kvtiers.model.layout import KVLayout
 
 logger = logging.getLogger(__name__)
-
-LIBRARY: Final = "libcuda.so.1"
-
-
-@dataclass(frozen=True, slots=True)
-class CudaDevice:
-    """A device that the driver offers.
-
-    Attributes:
-        driver: a `kvtiers._native.CudaDriver`. number: of the device, as the process counts them.
-    """
-
-    driver: Any
-    number: int
-
-    def registrar(self) -> Registrar:
-        """Return how to page-lock memory for it."""
-        return DriverRegistrar(self.driver, self.number)
-
-
-def find_device(number: int, library: str = LIBRARY) -> CudaDevice | str:
-    """Open the driver and return a device, or why there is none.
-
-    Args:
-        number: of the device. library: of the driver.
-    """
-    if not native.available():
-        return str(native.problem())
-    try:
-        driver = native.load().CudaDriver(library)
-    except RuntimeError as error:
-        return str(error)
-    if not 0 <= number < driver.num_devices:
-        return f"there is no CUDA device {number}, only {driver.num_devices}"
-    return CudaDevice(driver, number)
 
 
 def make_cuda_copier(
@@ -57,7 +20,6 @@ def make_cuda_copier(
     bases: Sequence[int],
     slab: Slab,
     device: CudaDevice | str,
-    engine_stream: Callable[[], int],
     fallback: Callable[[], Copier],
     *,
     kernels: bytes | None = None,
@@ -66,7 +28,7 @@ def make_cuda_copier(
     """Return the copier for tensors on a device, measured; or the fallback, with one warning.
 
     Args:
-        layout, bases, slab, engine_stream: as of `CudaCopier`.
+        layout, bases, slab: as of `CudaCopier`.
         device: what `find_device` returned; the slab is pinned by its registrar.
         fallback: makes a copier that keeps the same order without driver and kernels.
         kernels: a fatbin; None for the package's own.
@@ -82,10 +44,7 @@ def make_cuda_copier(
     if not code:
         return _instead(fallback, "this build of kvtiers has no CUDA kernels (no nvcc was found)")
     try:
-        copier = CudaCopier(
-            layout, bases, slab, device.driver, device.number, engine_stream,
-            kernels=code, tuning=tuning,
-        )  # fmt: skip
+        copier = CudaCopier(layout, bases, slab, device, kernels=code, tuning=tuning)
     except RuntimeError as error:  # the kernels do not fit the driver, or memory is short
         return _instead(fallback, str(error))
     try:

@@ -13,9 +13,9 @@ from typing import Any
 
 from kvtiers import native
 from kvtiers.data.copier_cuda import DEFAULT_TUNING, CudaCopier, CudaTuning
-from kvtiers.data.copier_cuda_pin import DriverRegistrar
 from kvtiers.data.copier_cuda_routes import Route, RouteTable, expected_routes
-from kvtiers.data.slab import Slab
+from kvtiers.data.cuda_device import CudaDevice
+from kvtiers.data.slab import Registrar, Slab
 from kvtiers.model.layout import KVLayout
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -82,8 +82,12 @@ class FakeDriver:
         """Make one call fail, the one after so many others of its name."""
         self.lib.fake_fail(name.encode(), after, code)
 
-    def registrar(self) -> DriverRegistrar:
-        return DriverRegistrar(self.driver, 0)
+    @property
+    def device(self) -> CudaDevice:
+        return CudaDevice(self.driver, 0, lambda: self.engine)
+
+    def registrar(self) -> Registrar:
+        return self.device.registrar()
 
     def copier(
         self,
@@ -98,14 +102,12 @@ class FakeDriver:
         """Return a copier whose every batch takes one route, or those that sizes suggest."""
         routes = expected_routes(layout)
         if route is not None:
-            routes = RouteTable({key: ((1, route),) for key in routes.rows})
+            routes = RouteTable(dict.fromkeys(routes.rows, ((1, route),)))
         copier = CudaCopier(
             layout,
             bases,
             slab,
-            self.driver,
-            0,
-            lambda: self.engine,
+            self.device,
             kernels=kernels,
             tuning=tuning,
             routes=routes,

@@ -12,9 +12,9 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fake_driver
 import numpy as np
 import pytest
-import fake_driver
 from copy_layouts import Bytes, Described, addresses, filled, layouts, sparse, strided
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from kvtiers import native
 from kvtiers.data.copier import CopyBatch, Direction, Marker, Ticket
 from kvtiers.data.copier_cuda import CudaCopier, CudaTuning
-from kvtiers.data.copier_cuda_make import CudaDevice, find_device, make_cuda_copier
+from kvtiers.data.copier_cuda_make import make_cuda_copier
 from kvtiers.data.copier_cuda_routes import Route
 from kvtiers.data.copier_portable import PortableCopier
+from kvtiers.data.cuda_device import CudaDevice, find_device
 from kvtiers.data.slab import Slab
 from kvtiers.model.errors import ProtocolError
 from kvtiers.model.frame import FrameFormat, slot_nbytes_for
@@ -129,16 +130,16 @@ def test_a_newer_driver_can_be_used_as_an_older_one() -> None:
 
 
 def test_what_is_no_driver_says_so(tmp_path: object) -> None:
-    with pytest.raises(RuntimeError, match="no CUDA driver: .*nowhere.so"):
+    with pytest.raises(RuntimeError, match=r"no CUDA driver: .*nowhere\.so"):
         native.load().CudaDriver(f"{tmp_path}/nowhere.so")
-    assert "no CUDA driver" in str(find_device(0, f"{tmp_path}/nowhere.so"))
+    assert "no CUDA driver" in str(find_device(0, int, f"{tmp_path}/nowhere.so"))
     with pytest.raises(RuntimeError, match=r"version 11\.8, needed is 12\.0"):
         FakeDriver(11080)
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
     FakeDriver()
-    found = find_device(3, str(fake_driver.library()))
+    found = find_device(3, int, str(fake_driver.library()))
     assert found == "there is no CUDA device 3, only 1"
 
 
@@ -251,7 +252,7 @@ def test_a_slab_is_page_locked_in_chunks_through_the_driver() -> None:
     slab = Slab(4, 4096, pin="on", registrar=fake.registrar(), pin_chunk_nbytes=4096)
     assert slab.pinned
     assert fake.lib.fake_num_registered() == 4
-    with pytest.raises(OSError, match="cuMemHostRegister: .*ALREADY_REGISTERED"):
+    with pytest.raises(OSError, match=r"cuMemHostRegister: .*ALREADY_REGISTERED"):
         fake.registrar().register(slab.address, 4096)
     slab.close()
     assert fake.lib.fake_num_registered() == 0
@@ -289,8 +290,7 @@ def make(pinned: Pinned, device: CudaDevice | str | None = None, kernels: bytes 
         LAYOUT,
         bases,
         slab,
-        CudaDevice(fake.driver, 0) if device is None else device,
-        lambda: fake.engine,
+        fake.device if device is None else device,
         lambda: PortableCopier(LAYOUT, bases, slab),
         kernels=kernels,
     )
