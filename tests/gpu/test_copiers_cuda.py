@@ -1,4 +1,4 @@
-"""`TorchCopier` and `CudaCopier` on a real CUDA device: its bytes, its order, and its page-locked slab."""
+"""The copiers on a real CUDA device: their bytes, their order, and a page-locked slab."""
 
 from __future__ import annotations
 
