@@ -45,6 +45,8 @@ void bind_driver(nb::module_ &module) {
         .def_prop_ro("num_devices", &Driver::num_devices)
         .def_prop_ro("batch_version", &Driver::batch_version,
                      "Which call copies a batch: 13000, 12080, or 0 for one call a copy.")
+        .def("compute_capability", &Driver::compute_capability, nb::arg("device"),
+             "Of a device: 90 is 9.0. Raises CudaError.")
         .def("limit_batch_version", &Driver::limit_batch_version, nb::arg("version"),
              "Copy as with a driver of this version; for measurements.")
         .def(

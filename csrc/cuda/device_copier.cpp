@@ -25,12 +25,12 @@ DeviceCopier::DeviceCopier(std::shared_ptr<const Driver> driver, int device,
                            const std::vector<Memory> &allocations,
                            const std::vector<Group> &groups, SlabShape slab,
                            const std::string &kernels, DeviceTuning tuning)
-    : driver_(std::move(driver)), primary_(*driver_, device), slab_(slab), tuning_(tuning) {
+    : driver_(std::move(driver)), device_(device), slab_(slab), tuning_(tuning) {
     check_slab(slab);
     if (tuning.num_thread_blocks < 1 || tuning.num_markers < 1 || tuning.staging_nbytes < 0 ||
         tuning.tile_nbytes < 16 || tuning.tile_nbytes % 16 != 0)
         refuse("thread blocks, markers and staging must be positive, a tile a multiple of 16");
-    const Current current(primary_);
+    const Current current(*driver_, device_);
     int same = 0;
     driver_->check("cuDeviceGetAttribute",
                    (*driver_)().device_attribute(&same, kHostAddresses, device));
@@ -113,7 +113,7 @@ std::int64_t DeviceCopier::mark(std::uintptr_t stream) {
     const Driver &driver = *driver_;
     const std::lock_guard<std::mutex> guard(markers_mutex_);
     if (markers_.empty()) throw Error("the copier is closed");
-    const Current current(primary_);
+    const Current current(*driver_, device_);
     const auto engine = reinterpret_cast<Stream>(stream);
     int capturing = 0;
     driver.check("cuStreamIsCapturing", driver().stream_is_capturing(engine, &capturing));
@@ -149,7 +149,7 @@ std::int64_t DeviceCopier::submit(Direction direction, std::int64_t group,
             throw std::out_of_range("marker " + std::to_string(after) + " was never issued");
     }
     if (module_ == nullptr) route = Route::dma;
-    const Current current(primary_);
+    const Current current(*driver_, device_);
     Lane &lane = lane_of(direction);
     const Layout &layout = layouts_[static_cast<std::size_t>(group)];
     if (spare_.empty()) spare_.push_back(new_event());
@@ -301,7 +301,7 @@ bool DeviceCopier::done(std::int64_t ticket) {
         pending_.erase(found);
         return true;
     }
-    const Current current(primary_);
+    const Current current(*driver_, device_);
     const Result result = (*driver_)().event_query(event);
     if (result == kNotReady) return false;
     pending_.erase(found);
@@ -315,7 +315,7 @@ void DeviceCopier::wait(std::int64_t ticket) {
         throw std::out_of_range("ticket " + std::to_string(ticket) + " was never issued");
     const auto found = pending_.find(ticket);
     if (found == pending_.end() || found->second == nullptr) return;
-    const Current current(primary_);
+    const Current current(*driver_, device_);
     driver_->check("cuEventSynchronize", (*driver_)().event_synchronize(found->second));
 }
 
@@ -324,7 +324,7 @@ std::string DeviceCopier::close() {
     closed_ = true;
     std::string failed;
     try {
-        const Current current(primary_);
+        const Current current(*driver_, device_);
         for (const Lane &lane : lanes_)
             for (const Stream stream : {lane.copies, lane.kernels}) try {
                     driver_->check("cuStreamSynchronize", (*driver_)().stream_synchronize(stream));
@@ -373,16 +373,14 @@ void DeviceCopier::release() {
 }
 
 void register_host(const Driver &driver, int device, std::uintptr_t address, std::int64_t nbytes) {
-    const Primary primary(driver, device);
-    const Current current(primary);
+    const Current current(driver, device);
     driver.check("cuMemHostRegister",
                  driver().host_register(reinterpret_cast<void *>(address),
                                         static_cast<std::size_t>(nbytes), kPortableMapped));
 }
 
 void unregister_host(const Driver &driver, int device, std::uintptr_t address) {
-    const Primary primary(driver, device);
-    const Current current(primary);
+    const Current current(driver, device);
     driver.check("cuMemHostUnregister",
                  driver().host_unregister(reinterpret_cast<void *>(address)));
 }

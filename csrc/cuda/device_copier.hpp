@@ -105,7 +105,7 @@ class DeviceCopier {
     void release();
 
     std::shared_ptr<const Driver> driver_;
-    Primary primary_;
+    int device_;
     SlabShape slab_;
     DeviceTuning tuning_;
     std::int64_t buffer_nbytes_ = 0;

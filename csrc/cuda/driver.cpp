@@ -39,7 +39,6 @@ Driver::Driver(const std::string &library) {
     bind(calls_.device_count, "cuDeviceGetCount");
     bind(calls_.device_attribute, "cuDeviceGetAttribute");
     bind(calls_.context_retain, "cuDevicePrimaryCtxRetain");
-    bind(calls_.context_release, "cuDevicePrimaryCtxRelease");
     bind(calls_.context_push, "cuCtxPushCurrent");
     bind(calls_.context_pop, "cuCtxPopCurrent");
     bind(calls_.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
@@ -119,18 +118,27 @@ void Driver::limit_batch_version(int version) {
     batch_version_ = batch_ == nullptr ? 0 : version;
 }
 
-Primary::Primary(const Driver &driver, int device) : driver_(driver), device_(device) {
-    if (device < 0 || device >= driver.num_devices())
+Context Driver::context(int device) const {
+    if (device < 0 || device >= num_devices_)
         throw Error("there is no CUDA device " + std::to_string(device) + ", only " +
-                    std::to_string(driver.num_devices()));
-    driver.check("cuDevicePrimaryCtxRetain", driver().context_retain(&context_, device));
+                    std::to_string(num_devices_));
+    const std::lock_guard<std::mutex> guard(contexts_mutex_);
+    Context &context = contexts_[device];
+    if (context == nullptr)
+        check("cuDevicePrimaryCtxRetain", calls_.context_retain(&context, device));
+    return context;
 }
 
-Primary::~Primary() { driver_().context_release(device_); }
+int Driver::compute_capability(int device) const {
+    int parts[2] = {};
+    for (int i = 0; i < 2; ++i)  // attributes 75 and 76: major and minor
+        check("cuDeviceGetAttribute", calls_.device_attribute(&parts[i], 75 + i, device));
+    return 10 * parts[0] + parts[1];
+}
 
-Current::Current(const Primary &primary) : driver_(primary.driver()) {
-    driver_.check("cuCtxPushCurrent", driver_().context_push(primary.context()));
-    driver_().exchange_capture_mode(&capture_mode_);
+Current::Current(const Driver &driver, int device) : driver_(driver) {
+    driver.check("cuCtxPushCurrent", driver().context_push(driver.context(device)));
+    driver().exchange_capture_mode(&capture_mode_);
 }
 
 Current::~Current() {

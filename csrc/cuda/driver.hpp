@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -40,7 +42,6 @@ struct Calls {
     Result (*device_count)(int *);
     Result (*device_attribute)(int *, int, int);
     Result (*context_retain)(Context *, int);
-    Result (*context_release)(int);
     Result (*context_push)(Context);
     Result (*context_pop)(Context *);
     Result (*exchange_capture_mode)(int *);
@@ -76,8 +77,16 @@ class Driver {
     int version() const { return version_; }
     int num_devices() const { return num_devices_; }
 
+    // 90 is 9.0. Throws Error.
+    int compute_capability(int device) const;
+
     // Which call copies a batch: 13000, 12080, or 0 for one call a copy.
     int batch_version() const { return batch_version_; }
+
+    // A device's primary context, which is the engine's. Once asked for it is held for good: what
+    // was made or registered in it must not go with the engine's own hold on it.
+    // Throws Error where there is no such device.
+    Context context(int device) const;
 
     const Calls &operator()() const { return calls_; }
 
@@ -101,29 +110,15 @@ class Driver {
     int version_ = 0;
     int batch_version_ = 0;
     int num_devices_ = 0;
-};
-
-// A device's primary context, which is the engine's, held for as long as this lives.
-class Primary {
-  public:
-    Primary(const Driver &driver, int device);
-    ~Primary();
-    Primary(const Primary &) = delete;
-    Primary &operator=(const Primary &) = delete;
-    const Driver &driver() const { return driver_; }
-    Context context() const { return context_; }
-
-  private:
-    const Driver &driver_;
-    int device_;
-    Context context_ = nullptr;
+    mutable std::mutex contexts_mutex_;
+    mutable std::map<int, Context> contexts_;
 };
 
 // Makes the context current on this thread while it lives, and leaves no trace. Calls that a
 // stream capture on another thread would forbid are allowed: they are no part of it.
 class Current {
   public:
-    explicit Current(const Primary &primary);
+    Current(const Driver &driver, int device);
     ~Current();
     Current(const Current &) = delete;
     Current &operator=(const Current &) = delete;

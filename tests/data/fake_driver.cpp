@@ -95,7 +95,6 @@ int retain(void **context, int) {
     *context = &context_object;
     return called("cuDevicePrimaryCtxRetain", false);
 }
-int release(int) { return called("cuDevicePrimaryCtxRelease", false); }
 int push(void *) { return ++world.depth, 0; }
 int pop(void **) { return --world.depth, 0; }
 int exchange(int *) { return 0; }
@@ -249,7 +248,6 @@ const std::map<std::string, void *> kCalls = {
     {"cuDeviceGetCount", (void *)device_count},
     {"cuDeviceGetAttribute", (void *)attribute},
     {"cuDevicePrimaryCtxRetain", (void *)retain},
-    {"cuDevicePrimaryCtxRelease", (void *)release},
     {"cuCtxPushCurrent", (void *)push},
     {"cuCtxPopCurrent", (void *)pop},
     {"cuThreadExchangeStreamCaptureMode", (void *)exchange},

@@ -292,7 +292,7 @@ def make(pinned: Pinned, device: CudaDevice | str | None = None, kernels: bytes 
         slab,
         fake.device if device is None else device,
         lambda: PortableCopier(LAYOUT, bases, slab),
-        kernels=kernels,
+        kernels={"of this build": lambda: kernels, "of another": bytes},
     )
 
 
@@ -312,7 +312,7 @@ def test_measuring_gives_a_table_and_keeps_the_blocks(pinned: Pinned) -> None:
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        ("", "no CUDA kernels"),
+        ("", "of this build: none in this build of kvtiers; of another: none"),
         ("cuModuleLoadData", "cuModuleLoadData: "),
         ("cuLaunchKernel", "measuring the copies failed: cuLaunchKernel"),
         ("none", "there is no device"),
@@ -330,6 +330,20 @@ def test_what_does_not_fit_falls_back_with_one_warning(
     (record,) = caplog.records
     assert reason in record.getMessage()
     assert pinned[0].lib.fake_live() == 0
+
+
+def test_kernels_that_do_not_fit_give_way_to_the_next(pinned: Pinned) -> None:
+    fake, slab, memory = pinned
+    fake.fail("cuModuleLoadData", code=209)
+    bases = [array.ctypes.data for array in memory]
+    makers = {"a fatbin": lambda: b"x", "a compiler": lambda: b"y"}
+    copier = make_cuda_copier(
+        LAYOUT, bases, slab, fake.device, lambda: PortableCopier(LAYOUT, bases, slab),
+        kernels=makers,
+    )  # fmt: skip
+    assert isinstance(copier, CudaCopier)
+    assert fake.calls("cuModuleLoadData") == 2
+    copier.close()
 
 
 def test_a_pageable_slab_falls_back(caplog: pytest.LogCaptureFixture) -> None:
