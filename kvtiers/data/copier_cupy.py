@@ -27,7 +27,8 @@ def compile_kernels(capability: int, *, machine_code: bool = True) -> bytes:
         raise RuntimeError("no CuPy to compile CUDA kernels with: install kvtiers[cuda13]")
     try:
         nvrtc = importlib.import_module("cupy.cuda").nvrtc
-        program = nvrtc.createProgram(source, "kernels.cu", [header], ["block_index.h"])
+        whole = source.replace('#include "block_index.h"', header)
+        program = nvrtc.createProgram(whole, "kernels.cu", [], [])
     except (ImportError, OSError) as error:
         raise RuntimeError(f"CuPy finds no NVRTC: {error}") from error
     try:
