@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+from pathlib import Path
 from types import ModuleType
 
+import kvtiers
 from kvtiers.model.errors import KVTiersError
 
 
@@ -34,6 +36,24 @@ def problem() -> str | None:
     """Return why the compiled module cannot be loaded, None if it can."""
     found = _attempt()
     return None if isinstance(found, ModuleType) else found
+
+
+def kernels() -> bytes:
+    """Return the CUDA kernels for all devices they were compiled for; empty if none were."""
+    return _built("kernels.fatbin")
+
+
+def kernel_sources() -> tuple[str, str]:
+    """Return the CUDA kernels' source and the header that it includes; empty if not installed."""
+    return _built("kernels/kernels.cu").decode(), _built("kernels/block_index.h").decode()
+
+
+def _built(name: str) -> bytes:
+    for folder in kvtiers.__path__:  # an editable install has two: the source and the build
+        path = Path(folder) / name
+        if path.is_file():
+            return path.read_bytes()
+    return b""
 
 
 @functools.cache

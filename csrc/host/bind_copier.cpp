@@ -1,14 +1,5 @@
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
-#include <tuple>
-#include <utility>
-
 #include "bind.hpp"
+#include "bind_types.hpp"
 #include "block_copier.hpp"
 
 namespace nb = nanobind;
@@ -16,40 +7,20 @@ namespace nb = nanobind;
 namespace kvtiers {
 namespace {
 
-using Int64s = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using RunTable =
-    nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
-using GroupArguments = std::tuple<RunTable, std::int64_t, std::int64_t>;
-using MemoryArguments = std::pair<std::uintptr_t, std::int64_t>;
-
-Group group_of(const GroupArguments &arguments) {
-    const auto &[table, num_blocks, header_nbytes] = arguments;
-    Group group{{}, num_blocks, header_nbytes};
-    const std::int64_t *row = table.data();
-    for (std::size_t i = 0; i < table.shape(0); ++i, row += 4)
-        group.runs.push_back({row[0], row[1], row[2], row[3]});
-    return group;
-}
-
 void construct(BlockCopier *self, const std::vector<MemoryArguments> &allocations,
                const std::vector<GroupArguments> &groups, const MemoryArguments &slab,
                std::int64_t slot_nbytes, int num_threads, std::int64_t stream_from_nbytes,
                std::int64_t thread_from_nbytes) {
-    std::vector<Memory> memories;
-    for (const auto &[address, nbytes] : allocations) memories.push_back({address, nbytes});
-    std::vector<Group> described;
-    for (const auto &group : groups) described.push_back(group_of(group));
-    new (self) BlockCopier(std::move(memories), std::move(described),
+    new (self) BlockCopier(memories_of(allocations), groups_of(groups),
                            {slab.first, slab.second, slot_nbytes},
                            {num_threads, stream_from_nbytes, thread_from_nbytes});
 }
 
-// The columns are copied first: nobody can change an id after it was checked.
 template <Direction direction>
 void copy(BlockCopier &self, std::int64_t group, const Int64s &block_ids, const Int64s &slots,
           Method method, int max_threads) {
-    const std::vector<std::int64_t> blocks(block_ids.data(), block_ids.data() + block_ids.size());
-    const std::vector<std::int64_t> places(slots.data(), slots.data() + slots.size());
+    const auto blocks = column_of(block_ids);
+    const auto places = column_of(slots);
     const nb::gil_scoped_release release;
     self.copy(direction, group, blocks, places, method, max_threads);
 }

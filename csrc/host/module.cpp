@@ -35,4 +35,5 @@ NB_MODULE(_native, module) {
     kvtiers::bind_copier(module);
     kvtiers::bind_file_io(module);
     kvtiers::bind_pieces(module);
+    kvtiers::bind_cuda(module);
 }

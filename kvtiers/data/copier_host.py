@@ -69,7 +69,7 @@ class HostCopier(ImmediateCopier):
         try:
             self._native = module.HostCopier(
                 list(zip(bases, layout.allocations, strict=True)),
-                [_native_group(group) for group in layout.groups],
+                [native_group(group) for group in layout.groups],
                 (slab.address, slab.num_slots),
                 slab.slot_nbytes,
                 num_threads or default_num_threads(),
@@ -122,7 +122,7 @@ def make_host_copier(
     return PortableCopier(layout, bases, slab, num_threads)
 
 
-def _native_group(group: GroupLayout) -> tuple[Int64s, int, int]:
+def native_group(group: GroupLayout) -> tuple[Int64s, int, int]:
     """Return a group as the compiled module takes it: runs [R, 4], blocks, header bytes."""
     rows = [(run.allocation, run.offset, run.block_stride, run.nbytes) for run in group.runs]
     runs = np.array(rows, dtype=np.int64).reshape(-1, 4)

@@ -146,8 +146,13 @@ class Slab:
         _logger.warning("%s; the slab stays pageable and copies are slower", message)
 
     def _register(self, registrar: Registrar, chunk_nbytes: int) -> str | None:
-        """Register the slab chunk by chunk; on failure undo all and return the reason."""
-        chunk_nbytes = max(mmap.PAGESIZE, chunk_nbytes // mmap.PAGESIZE * mmap.PAGESIZE)
+        """Register the slab chunk by chunk; on failure undo all and return the reason.
+
+        A chunk ends where a slot does, if slots are whole pages: no driver promises that one
+        copy may cross from one registered range into the next.
+        """
+        whole = self.slot_nbytes if self.slot_nbytes % mmap.PAGESIZE == 0 else mmap.PAGESIZE
+        chunk_nbytes = max(whole, chunk_nbytes // whole * whole)
         for start in range(0, self._nbytes, chunk_nbytes):
             nbytes = min(chunk_nbytes, self._nbytes - start)
             try:

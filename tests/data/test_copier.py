@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fake_driver
 import numpy as np
 import pytest
 from copy_layouts import Bytes, Described, addresses, filled, layouts, sparse, strided
@@ -20,6 +21,8 @@ from hypothesis import strategies as st
 
 from kvtiers import native
 from kvtiers.data.copier import Copier, CopyBatch, Direction, Ticket
+from kvtiers.data.copier_cuda import CudaTuning
+from kvtiers.data.copier_cuda_routes import Route
 from kvtiers.data.copier_host import CopyMethod, HostCopier, make_host_copier
 from kvtiers.data.copier_portable import PortableCopier
 from kvtiers.data.slab import Slab
@@ -60,13 +63,22 @@ COPIERS = [
         pytest.param(compiled(method), id=f"native-{method}", marks=needs_native)
         for method in available_methods()
     ),
+    *(
+        pytest.param(
+            # Small tiles and buffers: the layouts here are small, too.
+            fake_driver.copier_by(route, CudaTuning(3, 4096, 256)),
+            id=f"cuda-{route.value}",
+            marks=pytest.mark.skipif(bool(fake_driver.missing), reason=fake_driver.missing or ""),
+        )
+        for route in Route
+    ),
     pytest.param(
         through_torch,
         id="torch",
         marks=pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="no torch"),
     ),
 ]
-each_kind = pytest.mark.parametrize("make", [COPIERS[0], COPIERS[1], COPIERS[-1]])
+each_kind = pytest.mark.parametrize("make", [COPIERS[0], COPIERS[1], *COPIERS[-4:]])
 every = pytest.mark.parametrize("make", COPIERS)
 
 

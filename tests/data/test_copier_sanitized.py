@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parents[2] / "csrc" / "host"
-FILES = ("selftest", "block_copier", "cache", "stream_copy", "thread_pool")
+FILES = ("selftest", "block_copier", "block_plan", "cache", "stream_copy", "thread_pool")
 FLAGS = ("-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror")
 
 

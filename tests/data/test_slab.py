@@ -151,6 +151,13 @@ def test_all_of_the_slab_is_registered_in_chunks(pin: PinMode) -> None:
     assert registrar.held == {}
 
 
+def test_no_slot_lies_in_two_registrations() -> None:
+    registrar = FakeRegistrar()
+    slab = Slab(7, 3 * PAGE, pin="on", registrar=registrar, pin_chunk_nbytes=7 * PAGE)
+    assert list(registrar.held.values()) == [6 * PAGE, 6 * PAGE, 6 * PAGE, 3 * PAGE]
+    slab.close()
+
+
 def test_partial_failure_unregisters_all_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     """R70: no rank is left half page-locked."""
     registrar = FakeRegistrar(fail_on=3)

@@ -1,4 +1,4 @@
-"""`TorchCopier` on a real CUDA device: its bytes, its order, and its page-locked slab."""
+"""The copiers on a real CUDA device: their bytes, their order, and a page-locked slab."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ if not importlib.util.find_spec("torch"):
 
 import torch
 
-from kvtiers.data.copier import CopyBatch, Direction
+from kvtiers import native
+from kvtiers.data.copier import Copier, CopyBatch, Direction
+from kvtiers.data.copier_cuda import CudaCopier
+from kvtiers.data.copier_cuda_routes import Route, RouteTable, expected_routes
 from kvtiers.data.copier_torch import TorchCopier
 from kvtiers.data.copier_torch_pin import TorchRegistrar
+from kvtiers.data.cuda_device import CudaDevice, find_device
 from kvtiers.data.slab import PinMode, Slab
 from kvtiers.model.frame import FrameFormat, slot_nbytes_for
 from kvtiers.model.layout import Axis, GroupLayout, KVLayout, TensorView
@@ -36,6 +40,28 @@ LAYOUTS = {
     "wide": make_layout(16, [[4096, 65536], [8192]]),
     "beyond one staging buffer": make_layout(40, [[2**20, 2**20]]),
 }
+
+
+KINDS = ["torch", *(route.value for route in Route)]
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def device() -> CudaDevice:
+    torch.zeros(1, device="cuda")
+    found = find_device(0, lambda: int(torch.cuda.current_stream().cuda_stream))
+    assert isinstance(found, CudaDevice), found
+    return found
+
+
+def make_copier(kind: str, layout: KVLayout, memory: list[torch.Tensor], slab: Slab) -> Copier:
+    if kind == "torch":
+        return TorchCopier(layout, memory, slab)
+    if not native.kernels():
+        pytest.skip("built without kernels")
+    table = RouteTable(dict.fromkeys(expected_routes(layout).rows, ((1, Route(kind)),)))
+    bases = [flat.data_ptr() for flat in memory]
+    torch.cuda.synchronize()
+    return CudaCopier(layout, bases, slab, device(), kernels=native.kernels(), routes=table)
 
 
 def gathered(slab: Slab, slot: int, group: GroupLayout) -> np.ndarray:
@@ -62,7 +88,7 @@ def make_slab(layout: KVLayout, num_slots: int, pin: PinMode = "on") -> Slab:
     return Slab(num_slots, slot_nbytes_for(layout.groups), pin=pin, registrar=registrar)
 
 
-def copy(copier: TorchCopier, direction: Direction, group: int, blocks: object, slots: object):
+def copy(copier: Copier, direction: Direction, group: int, blocks: object, slots: object):
     ticket = copier.submit(
         direction, CopyBatch(group, int64s(blocks), int64s(slots)), copier.mark()
     )
@@ -70,13 +96,13 @@ def copy(copier: TorchCopier, direction: Direction, group: int, blocks: object, 
         time.sleep(0.0001)
 
 
-@pytest.mark.parametrize("pin", ["on", "off"])
+@pytest.mark.parametrize(("kind", "pin"), [("torch", "off"), *((kind, "on") for kind in KINDS)])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_round_trips_are_bit_exact(layout: KVLayout, pin: PinMode) -> None:
+def test_round_trips_are_bit_exact(layout: KVLayout, kind: str, pin: PinMode) -> None:
     memory = random_memory(layout)
     slab = make_slab(layout, 64, pin)
     assert slab.pinned == (pin == "on")
-    copier = TorchCopier(layout, memory, slab)
+    copier = make_copier(kind, layout, memory, slab)
     random = np.random.default_rng(2)
     for group in layout.groups:
         blocks = random.permutation(group.num_blocks)
@@ -100,12 +126,13 @@ def engine_stream() -> Iterator[torch.cuda.Stream]:
         yield stream
 
 
-def test_copies_wait_for_the_engines_stream(engine_stream: torch.cuda.Stream) -> None:
+@each_kind
+def test_copies_wait_for_the_engines_stream(engine_stream: torch.cuda.Stream, kind: str) -> None:
     """Marked here, submitted and asked on another thread, as the executor does."""
     layout = make_layout(8, [[2**20]])
     memory = [torch.zeros(n, dtype=torch.uint8, device="cuda") for n in layout.allocations]
     slab = make_slab(layout, 8)
-    copier = TorchCopier(layout, memory, slab)
+    copier = make_copier(kind, layout, memory, slab)
     copy(copier, GATHER, 0, [0], [0])  # what is slow for the first time is behind us
     copy(copier, SCATTER, 0, [0], [0])
     batch = CopyBatch(0, int64s(range(8)), int64s(range(8)))
@@ -134,7 +161,8 @@ def test_copies_wait_for_the_engines_stream(engine_stream: torch.cuda.Stream) ->
     slab.close()
 
 
-def test_offsets_beyond_4_gib_are_exact() -> None:
+@each_kind
+def test_offsets_beyond_4_gib_are_exact(kind: str) -> None:
     stride, num_blocks, nbytes = 1_002_240, 6200, 3 * 4096
     view = TensorView("l", 0, 0, (Axis.BLOCK, Axis.CONTENT), (num_blocks, nbytes), (stride, 1), 1)
     group = GroupLayout.from_views([view], group=0, num_blocks=num_blocks, block_size=16, dtype="x")
@@ -142,7 +170,7 @@ def test_offsets_beyond_4_gib_are_exact() -> None:
     layout = KVLayout((end,), (group,))
     memory = [torch.zeros(end, dtype=torch.uint8, device="cuda")]
     slab = make_slab(layout, 3)
-    copier = TorchCopier(layout, memory, slab)
+    copier = make_copier(kind, layout, memory, slab)
     blocks = (2143, 4290, 6199)
     for block in blocks:
         memory[0][block * stride : block * stride + nbytes] = block % 251
@@ -169,6 +197,49 @@ def test_a_refused_registration_leaves_no_error_behind() -> None:
     with pytest.raises(OSError, match="cudaHostUnregister: "):
         registrar.unregister(slab.address)
     torch.ones(4, device="cuda").add_(1)
+    slab.close()
+
+
+def test_memory_locked_by_the_driver_leaves_no_error_to_torch() -> None:
+    slab = Slab(4, 4096, pin="on", registrar=device().registrar(), pin_chunk_nbytes=8192)
+    assert slab.pinned
+    with pytest.raises(OSError, match=r"cuMemHostRegister: .*ALREADY_REGISTERED"):
+        device().registrar().register(slab.address, 4096)
+    torch.ones(4, device="cuda").add_(1)  # would raise what the driver kept
+    slab.close()
+    with pytest.raises(OSError, match=r"cuMemHostUnregister: "):
+        device().registrar().unregister(slab.address)
+    torch.ones(4, device="cuda").add_(1)
+
+
+@pytest.mark.skipif(not native.available() or not native.kernels(), reason="built without kernels")
+def test_copies_and_capture_leave_each_other_alone() -> None:
+    """Another thread copies while the engine captures a graph; a captured stream has no marker."""
+    layout = make_layout(8, [[2**20]])
+    memory = random_memory(layout)
+    slab = make_slab(layout, 8)
+    copier = make_copier("staged", layout, memory, slab)
+    batch = CopyBatch(0, int64s(range(8)), int64s(range(8)))
+    graph, static = torch.cuda.CUDAGraph(), torch.zeros(1024, device="cuda")
+    torch.cuda.synchronize()
+
+    def run() -> None:
+        ticket = copier.submit(GATHER, batch, None)
+        while not copier.done(ticket):
+            time.sleep(0.0001)
+
+    with ThreadPoolExecutor(1) as pool, torch.cuda.graph(graph):
+        static.add_(1)
+        pool.submit(run).result()
+        with pytest.raises(RuntimeError, match="captured"):
+            copier.mark()
+        static.add_(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert static[0] == 2
+    expected = payload(memory, layout.groups[0], 3)
+    np.testing.assert_array_equal(gathered(slab, 3, layout.groups[0]), expected)
+    copier.close()
     slab.close()
 
 

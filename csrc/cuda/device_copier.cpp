@@ -1,0 +1,388 @@
+#include "device_copier.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace kvtiers::cuda {
+namespace {
+
+constexpr unsigned kNonBlocking = 1;    // a stream that does not wait for the legacy stream
+constexpr unsigned kDisableTiming = 2;  // an event
+constexpr unsigned kPortableMapped = 3;
+constexpr int kHostAddresses = 91;      // attribute: registered memory keeps its address there
+constexpr std::size_t kMaxCopies = 16384;  // of one driver call
+constexpr std::size_t kSpareEvents = 64;
+constexpr std::int64_t kStagingAlignment = 256;
+
+std::int64_t round_up(std::int64_t nbytes, std::int64_t multiple) {
+    return (nbytes + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+DeviceCopier::DeviceCopier(std::shared_ptr<const Driver> driver, int device,
+                           const std::vector<Memory> &allocations,
+                           const std::vector<Group> &groups, SlabShape slab,
+                           const std::string &kernels, DeviceTuning tuning)
+    : driver_(std::move(driver)), device_(device), slab_(slab), tuning_(tuning) {
+    check_slab(slab);
+    if (tuning.num_thread_blocks < 1 || tuning.num_markers < 1 || tuning.staging_nbytes < 0 ||
+        tuning.tile_nbytes < 16 || tuning.tile_nbytes % 16 != 0)
+        refuse("thread blocks, markers and staging must be positive, a tile a multiple of 16");
+    const Current current(*driver_, device_);
+    int same = 0;
+    driver_->check("cuDeviceGetAttribute",
+                   (*driver_)().device_attribute(&same, kHostAddresses, device));
+    if (same == 0) throw Error("the device has other addresses for page-locked memory");
+    try {
+        prepare(kernels, allocations, groups);
+    } catch (...) {
+        release();
+        throw;
+    }
+}
+
+DeviceCopier::~DeviceCopier() { close(); }
+
+void DeviceCopier::prepare(const std::string &kernels, const std::vector<Memory> &allocations,
+                           const std::vector<Group> &groups) {
+    const Driver &driver = *driver_;
+    if (!kernels.empty()) {
+        driver.check("cuModuleLoadData", driver().module_load(&module_, kernels.data()));
+        driver.check("cuModuleGetFunction",
+                     driver().module_function(&gather_, module_, "kvtiers_gather"));
+        driver.check("cuModuleGetFunction",
+                     driver().module_function(&scatter_, module_, "kvtiers_scatter"));
+    }
+    std::int64_t largest = 0;
+    for (const Group &group : groups) {
+        prepare_layout(group, allocations);
+        largest = std::max(largest, plans_.back().payload_nbytes);
+    }
+    const std::int64_t share = tuning_.staging_nbytes / static_cast<std::int64_t>(kBuffers);
+    buffer_nbytes_ = round_up(std::max(share, largest), kStagingAlignment);
+    for (Lane &lane : lanes_) {
+        driver.check("cuStreamCreate", driver().stream_create(&lane.copies, kNonBlocking));
+        driver.check("cuStreamCreate", driver().stream_create(&lane.kernels, kNonBlocking));
+        if (module_ == nullptr) continue;
+        driver.check("cuMemAlloc",
+                     driver().alloc(&lane.staging, static_cast<std::size_t>(buffer_nbytes_) *
+                                                       kBuffers));
+        for (std::size_t i = 0; i < kBuffers; ++i) {
+            lane.filled[i] = new_event();
+            lane.emptied[i] = new_event();
+        }
+    }
+    for (int i = 0; i < tuning_.num_markers; ++i) markers_.push_back(new_event());
+    for (std::size_t i = 0; i < kSpareEvents; ++i) spare_.push_back(new_event());
+    targets_.reserve(kMaxCopies);
+    sources_.reserve(kMaxCopies);
+    sizes_.reserve(kMaxCopies);
+}
+
+void DeviceCopier::prepare_layout(const Group &group, const std::vector<Memory> &allocations) {
+    Layout layout{plan_of(group, allocations, slab_)};
+    constexpr std::int64_t limit = std::numeric_limits<std::uint32_t>::max();
+    if (group.num_blocks > limit || slab_.num_slots > limit)
+        refuse("more than 2**32 - 1 blocks or slots");
+    plans_.push_back(layout.plan);
+    layouts_.push_back(layout);
+    if (module_ == nullptr) return;
+    std::vector<kernel::Piece> pieces;
+    std::int64_t tiles = 0;
+    for (const kvtiers::Piece &piece : layout.plan.pieces) {
+        pieces.push_back({piece.base, piece.block_stride, piece.nbytes, piece.payload_offset,
+                          tiles});
+        tiles += round_up(piece.nbytes, tuning_.tile_nbytes) / tuning_.tile_nbytes;
+    }
+    layouts_.back().tiles_per_block = tiles;
+    const std::size_t nbytes = pieces.size() * sizeof(kernel::Piece);
+    driver_->check("cuMemAlloc", (*driver_)().alloc(&layouts_.back().pieces, nbytes));
+    driver_->check("cuMemcpyHtoD",
+                   (*driver_)().upload(layouts_.back().pieces, pieces.data(), nbytes));
+}
+
+Event DeviceCopier::new_event() {
+    Event event = nullptr;
+    driver_->check("cuEventCreate", (*driver_)().event_create(&event, kDisableTiming));
+    return event;
+}
+
+std::int64_t DeviceCopier::mark(std::uintptr_t stream) {
+    const Driver &driver = *driver_;
+    const std::lock_guard<std::mutex> guard(markers_mutex_);
+    if (markers_.empty()) throw Error("the copier is closed");
+    const Current current(*driver_, device_);
+    const auto engine = reinterpret_cast<Stream>(stream);
+    int capturing = 0;
+    driver.check("cuStreamIsCapturing", driver().stream_is_capturing(engine, &capturing));
+    if (capturing != 0) throw Error("the engine's stream is being captured: no point to wait for");
+    const auto count = static_cast<std::int64_t>(markers_.size());
+    const Event event = markers_[static_cast<std::size_t>(marked_ % count)];
+    if (marked_ >= count)  // its marker keeps its promise: all that is queued later comes after it
+        for (const Lane &lane : lanes_)
+            for (const Stream copying : {lane.copies, lane.kernels})
+                driver.check("cuStreamWaitEvent", driver().stream_wait(copying, event, 0));
+    driver.check("cuEventRecord", driver().event_record(event, engine));
+    return ++marked_;
+}
+
+void DeviceCopier::wait_marker(std::int64_t marker, Stream stream) {
+    if (marker == 0) return;
+    const std::lock_guard<std::mutex> guard(markers_mutex_);
+    const auto count = static_cast<std::int64_t>(markers_.size());
+    if (marker + count <= marked_) return;  // every stream has waited for it
+    const Event event = markers_[static_cast<std::size_t>((marker - 1) % count)];
+    driver_->check("cuStreamWaitEvent", (*driver_)().stream_wait(stream, event, 0));
+}
+
+std::int64_t DeviceCopier::submit(Direction direction, std::int64_t group,
+                                  const std::vector<std::int64_t> &block_ids,
+                                  const std::vector<std::int64_t> &slots, std::int64_t after,
+                                  Route route) {
+    if (closed_) throw Error("the copier is closed");
+    check_rows(direction, plan_at(plans_, group), slab_, block_ids, slots);
+    {
+        const std::lock_guard<std::mutex> guard(markers_mutex_);
+        if (after < 0 || after > marked_)
+            throw std::out_of_range("marker " + std::to_string(after) + " was never issued");
+    }
+    if (module_ == nullptr) route = Route::dma;
+    const Current current(*driver_, device_);
+    Lane &lane = lane_of(direction);
+    const Layout &layout = layouts_[static_cast<std::size_t>(group)];
+    if (spare_.empty()) spare_.push_back(new_event());
+    const Event over = spare_.back();
+    try {
+        const Stream last = queue(direction, layout,
+                                  {block_ids.data(), slots.data(), slots.size()}, after, route);
+        driver_->check("cuEventRecord", (*driver_)().event_record(over, last));
+    } catch (const Error &) {  // the slots are the caller's again
+        (*driver_)().stream_synchronize(lane.copies);
+        (*driver_)().stream_synchronize(lane.kernels);
+        throw;
+    }
+    spare_.pop_back();
+    pending_[++submitted_] = over;
+    return submitted_;
+}
+
+// Returns the stream that finishes the batch.
+Stream DeviceCopier::queue(Direction direction, const Layout &layout, Rows rows,
+                           std::int64_t after, Route route) {
+    Lane &lane = lane_of(direction);
+    targets_.clear();
+    sources_.clear();
+    sizes_.clear();
+    if (route == Route::dma) {
+        wait_marker(after, lane.copies);
+        queue_dma(direction, layout, rows, lane.copies);
+        return lane.copies;
+    }
+    // Staging needs no marker: only what a kernel reads or writes belongs to the engine.
+    wait_marker(after, lane.kernels);
+    if (route == Route::direct) {
+        launch(direction, layout, rows, payload_at(layout.plan, 0), slab_.slot_nbytes,
+               lane.kernels);
+        return lane.kernels;
+    }
+    queue_staged(direction, layout, rows);
+    return direction == Direction::gather ? lane.copies : lane.kernels;
+}
+
+void DeviceCopier::queue_dma(Direction direction, const Layout &layout, Rows rows,
+                             Stream stream) {
+    for (std::size_t i = 0; i < rows.count; ++i) {
+        const Address payload = payload_at(layout.plan, rows.slots[i]);
+        for (const kvtiers::Piece &piece : layout.plan.pieces)
+            add(direction,
+                piece.base + static_cast<Address>(rows.block_ids[i] * piece.block_stride),
+                payload + static_cast<Address>(piece.payload_offset), piece.nbytes, stream);
+    }
+    flush(stream);
+}
+
+// Kernel and copy engines work on neighbouring buffers at the same time.
+void DeviceCopier::queue_staged(Direction direction, const Layout &layout, Rows rows) {
+    const auto &calls = (*driver_)();
+    const bool gather = direction == Direction::gather;
+    Lane &lane = lane_of(direction);
+    const Stream first = gather ? lane.kernels : lane.copies;
+    const Stream second = gather ? lane.copies : lane.kernels;
+    const std::int64_t stride = round_up(layout.plan.payload_nbytes, kStagingAlignment);
+    const std::size_t step = std::min<std::size_t>(
+        kernel::kMaxRows, static_cast<std::size_t>(buffer_nbytes_ / stride));
+    for (std::size_t start = 0; start < rows.count; start += step) {
+        const Rows part{rows.block_ids + start, nullptr, std::min(step, rows.count - start)};
+        const std::size_t buffer = lane.next;
+        lane.next = (buffer + 1) % kBuffers;
+        const Address staged =
+            lane.staging + buffer * static_cast<Address>(buffer_nbytes_);
+        const auto copy = [&](Stream stream) {
+            for (std::size_t i = 0; i < part.count; ++i)
+                add(direction, staged + i * static_cast<Address>(stride),
+                    payload_at(layout.plan, rows.slots[start + i]), layout.plan.payload_nbytes,
+                    stream);
+            flush(stream);
+        };
+        driver_->check("cuStreamWaitEvent", calls.stream_wait(first, lane.emptied[buffer], 0));
+        if (gather)
+            launch(direction, layout, part, staged, stride, first);
+        else
+            copy(first);
+        driver_->check("cuEventRecord", calls.event_record(lane.filled[buffer], first));
+        driver_->check("cuStreamWaitEvent", calls.stream_wait(second, lane.filled[buffer], 0));
+        if (gather)
+            copy(second);
+        else
+            launch(direction, layout, part, staged, stride, second);
+        driver_->check("cuEventRecord", calls.event_record(lane.emptied[buffer], second));
+    }
+}
+
+// Without slots, row i goes to place i.
+void DeviceCopier::launch(Direction direction, const Layout &layout, Rows rows, Address payloads,
+                          std::int64_t stride, Stream stream) {
+    batch_.pieces = reinterpret_cast<const kernel::Piece *>(layout.pieces);
+    batch_.payloads = payloads;
+    batch_.slot_stride = stride;
+    batch_.tile_nbytes = tuning_.tile_nbytes;
+    batch_.tiles_per_block = layout.tiles_per_block;
+    batch_.num_pieces = static_cast<kernel::u32>(layout.plan.pieces.size());
+    const Function function = direction == Direction::gather ? gather_ : scatter_;
+    for (std::size_t start = 0; start < rows.count; start += kernel::kMaxRows) {
+        const std::size_t count = std::min<std::size_t>(kernel::kMaxRows, rows.count - start);
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::size_t row = start + i;
+            batch_.block_ids[i] = static_cast<kernel::u32>(rows.block_ids[row]);
+            batch_.slots[i] = static_cast<kernel::u32>(
+                rows.slots == nullptr ? static_cast<std::int64_t>(row) : rows.slots[row]);
+        }
+        batch_.num_rows = static_cast<kernel::u32>(count);
+        const std::int64_t warps = layout.tiles_per_block * static_cast<std::int64_t>(count);
+        const std::int64_t fit = round_up(warps, kernel::kThreads / kernel::kLanes) /
+                                 (kernel::kThreads / kernel::kLanes);
+        const auto grid = static_cast<unsigned>(
+            std::min<std::int64_t>(tuning_.num_thread_blocks, fit));
+        void *arguments[] = {&batch_};  // copied by the call
+        driver_->check("cuLaunchKernel", (*driver_)().launch(function, grid, 1, 1,
+                                                             kernel::kThreads, 1, 1, 0, stream,
+                                                             arguments, nullptr));
+    }
+}
+
+void DeviceCopier::add(Direction direction, Address in_block, Address in_slot,
+                       std::int64_t nbytes, Stream stream) {
+    const bool gather = direction == Direction::gather;
+    targets_.push_back(gather ? in_slot : in_block);
+    sources_.push_back(gather ? in_block : in_slot);
+    sizes_.push_back(static_cast<std::size_t>(nbytes));
+    if (sizes_.size() == kMaxCopies) flush(stream);
+}
+
+void DeviceCopier::flush(Stream stream) {
+    driver_->copy_batch(targets_.data(), sources_.data(), sizes_.data(), sizes_.size(), stream);
+    targets_.clear();
+    sources_.clear();
+    sizes_.clear();
+}
+
+Address DeviceCopier::payload_at(const Plan &plan, std::int64_t slot) const {
+    return slab_.address + static_cast<Address>(slot * slab_.slot_nbytes + plan.header_nbytes);
+}
+
+bool DeviceCopier::done(std::int64_t ticket) {
+    const auto found = pending_.find(ticket);
+    if (found == pending_.end())
+        throw std::out_of_range("ticket " + std::to_string(ticket) + " is not pending");
+    const Event event = found->second;
+    if (event == nullptr) {  // closed, which waited for it
+        pending_.erase(found);
+        return true;
+    }
+    const Current current(*driver_, device_);
+    const Result result = (*driver_)().event_query(event);
+    if (result == kNotReady) return false;
+    pending_.erase(found);
+    spare_.push_back(event);
+    driver_->check("cuEventQuery", result);
+    return true;
+}
+
+void DeviceCopier::wait(std::int64_t ticket) {
+    if (ticket < 1 || ticket > submitted_)
+        throw std::out_of_range("ticket " + std::to_string(ticket) + " was never issued");
+    const auto found = pending_.find(ticket);
+    if (found == pending_.end() || found->second == nullptr) return;
+    const Current current(*driver_, device_);
+    driver_->check("cuEventSynchronize", (*driver_)().event_synchronize(found->second));
+}
+
+std::string DeviceCopier::close() {
+    if (closed_) return "";
+    closed_ = true;
+    std::string failed;
+    try {
+        const Current current(*driver_, device_);
+        for (const Lane &lane : lanes_)
+            for (const Stream stream : {lane.copies, lane.kernels}) try {
+                    driver_->check("cuStreamSynchronize", (*driver_)().stream_synchronize(stream));
+                } catch (const Error &error) {
+                    failed = error.what();
+                }
+        release();
+    } catch (const Error &error) {
+        failed = error.what();
+    }
+    return failed;
+}
+
+// Errors are of no use here: what cannot be released goes with the context.
+void DeviceCopier::release() {
+    const auto &calls = (*driver_)();
+    const auto drop = [&calls](Event event) {
+        if (event != nullptr) calls.event_destroy(event);
+    };
+    for (Lane &lane : lanes_) {
+        for (std::size_t i = 0; i < kBuffers; ++i) {
+            drop(lane.filled[i]);
+            drop(lane.emptied[i]);
+        }
+        for (const Stream stream : {lane.copies, lane.kernels})
+            if (stream != nullptr) calls.stream_destroy(stream);
+        if (lane.staging != 0) calls.free(lane.staging);
+        lane = Lane{};
+    }
+    for (const Layout &layout : layouts_)
+        if (layout.pieces != 0) calls.free(layout.pieces);
+    layouts_.clear();
+    for (auto &[ticket, event] : pending_) {
+        drop(event);
+        event = nullptr;
+    }
+    for (const Event event : spare_) drop(event);
+    spare_.clear();
+    {
+        const std::lock_guard<std::mutex> guard(markers_mutex_);
+        for (const Event event : markers_) drop(event);
+        markers_.clear();
+    }
+    if (module_ != nullptr) calls.module_unload(module_);
+    module_ = nullptr;
+}
+
+void register_host(const Driver &driver, int device, std::uintptr_t address, std::int64_t nbytes) {
+    const Current current(driver, device);
+    driver.check("cuMemHostRegister",
+                 driver().host_register(reinterpret_cast<void *>(address),
+                                        static_cast<std::size_t>(nbytes), kPortableMapped));
+}
+
+void unregister_host(const Driver &driver, int device, std::uintptr_t address) {
+    const Current current(driver, device);
+    driver.check("cuMemHostUnregister",
+                 driver().host_unregister(reinterpret_cast<void *>(address)));
+}
+
+}  // namespace kvtiers::cuda

@@ -1,0 +1,135 @@
+// Copies payloads between engine blocks on a CUDA device and page-locked slots; no Python.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../host/block_plan.hpp"
+#include "block_index.h"
+#include "driver.hpp"
+
+namespace kvtiers::cuda {
+
+enum class Route {
+    dma,     // one copy by the device's copy engines for every piece
+    direct,  // a kernel reads and writes the slots
+    staged,  // a kernel to or from a buffer of the device, one copy for every payload
+};
+
+struct DeviceTuning {
+    int num_thread_blocks;         // of a kernel: about as many SMs are busy with it
+    std::int64_t staging_nbytes;   // a direction
+    std::int64_t tile_nbytes;      // that a warp copies at a time
+    int num_markers;               // that keep an event of their own
+};
+
+// Each direction has two streams: one for the copy engines, one for kernels. A batch is over when
+// the event behind its last piece is. `submit`, `done`, `wait` and `close` belong to one thread,
+// `mark` may be called from another.
+class DeviceCopier {
+  public:
+    // kernels: the fatbin, empty where there is none: then every route is dma.
+    // Throws std::invalid_argument as `plan_of`; Error where the driver refuses.
+    DeviceCopier(std::shared_ptr<const Driver> driver, int device,
+                 const std::vector<Memory> &allocations, const std::vector<Group> &groups,
+                 SlabShape slab, const std::string &kernels, DeviceTuning tuning);
+    ~DeviceCopier();
+    DeviceCopier(const DeviceCopier &) = delete;
+    DeviceCopier &operator=(const DeviceCopier &) = delete;
+
+    // Records a point of a stream of the engine; handle 0 is the legacy stream.
+    // Throws Error, also while that stream is captured: a graph cannot hold the point.
+    std::int64_t mark(std::uintptr_t stream);
+
+    // Queues a batch behind a marker, 0 for none; returns its ticket, from 1 on.
+    // Throws std::invalid_argument, with the row, before the first byte moves;
+    // std::out_of_range for a marker never issued;
+    // Error if the driver refuses: what was queued is over then.
+    std::int64_t submit(Direction direction, std::int64_t group,
+                        const std::vector<std::int64_t> &block_ids,
+                        const std::vector<std::int64_t> &slots, std::int64_t after, Route route);
+
+    // Whether a pending batch is over, which consumes it, as Error does: it has failed.
+    // Throws std::out_of_range if it is not pending.
+    bool done(std::int64_t ticket);
+
+    // Blocks until a batch is over, consumed or not.
+    void wait(std::int64_t ticket);
+
+    // Waits for what is queued and releases everything; idempotent.
+    // Returns what failed while it waited, empty if nothing did.
+    std::string close();
+
+    bool has_kernels() const { return module_ != nullptr; }
+
+  private:
+    static constexpr std::size_t kBuffers = 4;  // of a direction's staging
+    struct Lane {
+        Stream copies = nullptr;
+        Stream kernels = nullptr;
+        Address staging = 0;
+        std::size_t next = 0;                // buffer
+        Event filled[kBuffers] = {};         // by the kernel, or by the copy engines
+        Event emptied[kBuffers] = {};
+    };
+    struct Layout {
+        Plan plan;
+        Address pieces = 0;  // kernel::Piece, on the device
+        std::int64_t tiles_per_block = 0;
+    };
+    struct Rows {  // part of a batch
+        const std::int64_t *block_ids, *slots;
+        std::size_t count;
+    };
+
+    void prepare(const std::string &kernels, const std::vector<Memory> &allocations,
+                 const std::vector<Group> &groups);
+    void prepare_layout(const Group &group, const std::vector<Memory> &allocations);
+    Event new_event();
+    Lane &lane_of(Direction direction) { return lanes_[direction == Direction::gather ? 0 : 1]; }
+    void wait_marker(std::int64_t marker, Stream stream);
+    Stream queue(Direction direction, const Layout &layout, Rows rows, std::int64_t after,
+                 Route route);
+    void queue_dma(Direction direction, const Layout &layout, Rows rows, Stream stream);
+    void queue_staged(Direction direction, const Layout &layout, Rows rows);
+    void launch(Direction direction, const Layout &layout, Rows rows, Address payloads,
+                std::int64_t stride, Stream stream);
+    void add(Direction direction, Address in_block, Address in_slot, std::int64_t nbytes,
+             Stream stream);
+    void flush(Stream stream);
+    Address payload_at(const Plan &plan, std::int64_t slot) const;
+    void release();
+
+    std::shared_ptr<const Driver> driver_;
+    int device_;
+    SlabShape slab_;
+    DeviceTuning tuning_;
+    std::int64_t buffer_nbytes_ = 0;
+    Module module_ = nullptr;
+    Function gather_ = nullptr, scatter_ = nullptr;
+    std::vector<Layout> layouts_;
+    std::vector<Plan> plans_;
+    Lane lanes_[2];
+    std::vector<Event> spare_;  // for tickets
+    std::unordered_map<std::int64_t, Event> pending_;
+    std::int64_t submitted_ = 0;
+    bool closed_ = false;
+    // Copies that wait for their call; their capacity never changes.
+    std::vector<Address> targets_, sources_;
+    std::vector<std::size_t> sizes_;
+    kernel::Batch batch_{};
+
+    std::mutex markers_mutex_;  // guards what follows
+    std::vector<Event> markers_;
+    std::int64_t marked_ = 0;
+};
+
+// Page-locks memory for a device, mapped into its address space. Throws Error.
+void register_host(const Driver &driver, int device, std::uintptr_t address, std::int64_t nbytes);
+void unregister_host(const Driver &driver, int device, std::uintptr_t address);
+
+}  // namespace kvtiers::cuda

@@ -1,0 +1,329 @@
+// A CUDA driver without a device: streams are queues, memory is the host's, kernels run on the CPU
+// from the header that the real ones are made of. The tests say which version it pretends, when a
+// queue moves, which wait is forgotten and which call fails.
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../../csrc/cuda/block_index.h"
+
+namespace {
+
+using Address = unsigned long long;
+
+struct Event {
+    int recorded = 0;  // times
+    int executed = 0;  // the last of them that its stream has come to
+    bool reached() const { return executed == recorded; }
+};
+
+struct Item {
+    std::function<bool()> ready;
+    std::function<void()> work;
+};
+
+struct Stream {
+    std::deque<Item> items;
+};
+
+struct World {
+    int version = 13000;
+    bool manual = false;
+    int forget_wait = -1;  // the number of a wait from now on that does nothing
+    int num_waits = 0;
+    bool capturing = false;
+    std::string failing;
+    int failing_after = 0;
+    int failing_code = 0;
+    int depth = 0;  // contexts pushed
+    int live = 0;   // objects and allocations
+    std::vector<Stream *> streams;
+    std::map<void *, std::size_t> registered;
+    std::map<std::string, int> calls;
+} world;
+
+Stream legacy;
+int context_object, gather_object, scatter_object;
+
+// Counts a call; returns the error that a test wants of it, or one for a forgotten context.
+int called(const char *name, bool needs_context = true) {
+    ++world.calls[name];
+    if (needs_context && world.depth < 1) return 201;
+    if (world.failing == name && world.failing_after-- == 0) return world.failing_code;
+    return 0;
+}
+
+bool step(Stream &stream) {
+    if (stream.items.empty() || !stream.items.front().ready()) return false;
+    stream.items.front().work();
+    stream.items.pop_front();
+    return true;
+}
+
+void run() {
+    bool moved = true;
+    while (moved) {
+        moved = step(legacy);
+        for (Stream *stream : world.streams) moved = step(*stream) || moved;
+    }
+}
+
+Stream &at(void *stream) { return stream == nullptr ? legacy : *static_cast<Stream *>(stream); }
+
+void put(void *stream, std::function<void()> work) {
+    at(stream).items.push_back({[] { return true; }, std::move(work)});
+    if (!world.manual) run();
+}
+
+#define CALL(name)                     \
+    if (const int code = called(name)) \
+    return code
+
+int init(unsigned) { return called("cuInit", false); }
+int error_name(int code, const char **name) {
+    *name = code == 712 ? "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED" : "CUDA_ERROR_PRETENDED";
+    return 0;
+}
+int device_count(int *count) { return *count = 1, called("cuDeviceGetCount", false); }
+int attribute(int *value, int, int) { return *value = 1, called("cuDeviceGetAttribute", false); }
+int retain(void **context, int) {
+    *context = &context_object;
+    return called("cuDevicePrimaryCtxRetain", false);
+}
+int push(void *) { return ++world.depth, 0; }
+int pop(void **) { return --world.depth, 0; }
+int exchange(int *) { return 0; }
+int stream_create(void **stream, unsigned flags) {
+    CALL("cuStreamCreate");
+    if (flags != 1) return 1;
+    world.streams.push_back(new Stream);
+    *stream = world.streams.back();
+    return ++world.live, 0;
+}
+int stream_destroy(void *stream) {
+    for (std::size_t i = 0; i < world.streams.size(); ++i)
+        if (world.streams[i] == stream) world.streams.erase(world.streams.begin() + i);
+    delete static_cast<Stream *>(stream);
+    return --world.live, 0;
+}
+int stream_synchronize(void *stream) {
+    CALL("cuStreamSynchronize");
+    run();
+    return at(stream).items.empty() ? 0 : 999;  // a deadlock
+}
+int stream_wait(void *stream, void *event, unsigned) {
+    CALL("cuStreamWaitEvent");
+    // The record that counts is the last one before this call.
+    const auto *target = static_cast<Event *>(event);
+    const int record = target->recorded;
+    if (record == 0 || world.num_waits++ == world.forget_wait) return 0;
+    at(stream).items.push_back({[=] { return target->executed >= record; }, [] {}});
+    if (!world.manual) run();
+    return 0;
+}
+int is_capturing(void *, int *status) {
+    *status = world.capturing ? 1 : 0;
+    return called("cuStreamIsCapturing");
+}
+int event_create(void **event, unsigned flags) {
+    CALL("cuEventCreate");
+    if (flags != 2) return 1;
+    *event = new Event;
+    return ++world.live, 0;
+}
+int event_destroy(void *event) {
+    delete static_cast<Event *>(event);
+    return --world.live, 0;
+}
+int event_record(void *event, void *stream) {
+    CALL("cuEventRecord");
+    auto *target = static_cast<Event *>(event);
+    const int record = ++target->recorded;
+    put(stream, [=] { target->executed = record; });
+    return 0;
+}
+int event_query(void *event) {
+    CALL("cuEventQuery");
+    return static_cast<Event *>(event)->reached() ? 0 : 600;
+}
+int event_synchronize(void *event) {
+    CALL("cuEventSynchronize");
+    run();
+    return static_cast<Event *>(event)->reached() ? 0 : 999;
+}
+int alloc(Address *address, std::size_t nbytes) {
+    CALL("cuMemAlloc");
+    *address = reinterpret_cast<Address>(new std::uint64_t[nbytes / 8 + 32]);
+    return ++world.live, 0;
+}
+int free_memory(Address address) {
+    delete[] reinterpret_cast<std::uint64_t *>(address);
+    return --world.live, 0;
+}
+int host_register(void *address, std::size_t nbytes, unsigned) {
+    CALL("cuMemHostRegister");
+    if (world.registered.count(address)) return 712;
+    world.registered[address] = nbytes;
+    return 0;
+}
+int host_unregister(void *address) {
+    CALL("cuMemHostUnregister");
+    return world.registered.erase(address) ? 0 : 713;
+}
+int module_load(void **module, const void *) {
+    *module = &context_object;
+    return called("cuModuleLoadData");
+}
+int module_unload(void *) { return 0; }
+int module_function(void **function, void *, const char *name) {
+    const bool gather = std::string(name) == "kvtiers_gather";
+    *function = gather ? &gather_object : &scatter_object;
+    return 0;
+}
+int launch(void *function, unsigned grid, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+           unsigned, void *stream, void **arguments, void **) {
+    CALL("cuLaunchKernel");
+    namespace kernel = kvtiers::kernel;
+    if (stream == nullptr || threads != kernel::kThreads) return 1;
+    const auto batch =
+        std::make_shared<kernel::Batch>(*static_cast<const kernel::Batch *>(arguments[0]));
+    const bool gather = function == &gather_object;
+    put(stream, [=] {
+        const kernel::i64 warps = grid * (kernel::kThreads / kernel::kLanes);
+        for (kernel::i64 warp = 0; warp < warps; ++warp)
+            for (kernel::u32 lane = 0; lane < kernel::kLanes; ++lane)
+                gather ? kernel::copy_share<true>(*batch, warp, warps, lane)
+                       : kernel::copy_share<false>(*batch, warp, warps, lane);
+    });
+    return 0;
+}
+int upload(Address target, const void *source, std::size_t nbytes) {
+    CALL("cuMemcpyHtoD");
+    std::memcpy(reinterpret_cast<void *>(target), source, nbytes);
+    return 0;
+}
+int copy_one(Address target, Address source, std::size_t nbytes, void *stream) {
+    if (stream == nullptr) return 1;
+    put(stream, [=] {
+        std::memcpy(reinterpret_cast<void *>(target), reinterpret_cast<void *>(source), nbytes);
+    });
+    return 0;
+}
+int copy(Address target, Address source, std::size_t nbytes, void *stream) {
+    CALL("cuMemcpyAsync");
+    return copy_one(target, source, nbytes, stream);
+}
+struct Attributes {
+    int order;
+    int hints[4];
+    unsigned flags;
+};
+int batch(Address *targets, Address *sources, std::size_t *sizes, std::size_t count,
+          Attributes *attributes, std::size_t *indices, std::size_t num, void *stream) {
+    if (count == 0 || num != 1 || indices[0] != 0 || attributes->order != 1) return 1;
+    for (std::size_t i = 0; i < count; ++i)
+        if (const int code = copy_one(targets[i], sources[i], sizes[i], stream)) return code;
+    return 0;
+}
+int batch13(Address *t, Address *s, std::size_t *n, std::size_t count, Attributes *attributes,
+            std::size_t *indices, std::size_t num, void *stream) {
+    CALL("cuMemcpyBatchAsync 13.0");
+    return batch(t, s, n, count, attributes, indices, num, stream);
+}
+int batch12(Address *t, Address *s, std::size_t *n, std::size_t count, Attributes *attributes,
+            std::size_t *indices, std::size_t num, std::size_t *failed, void *stream) {
+    CALL("cuMemcpyBatchAsync 12.8");
+    *failed = count;
+    return batch(t, s, n, count, attributes, indices, num, stream);
+}
+
+const std::map<std::string, void *> kCalls = {
+    {"cuInit", (void *)init},
+    {"cuGetErrorName", (void *)error_name},
+    {"cuDeviceGetCount", (void *)device_count},
+    {"cuDeviceGetAttribute", (void *)attribute},
+    {"cuDevicePrimaryCtxRetain", (void *)retain},
+    {"cuCtxPushCurrent", (void *)push},
+    {"cuCtxPopCurrent", (void *)pop},
+    {"cuThreadExchangeStreamCaptureMode", (void *)exchange},
+    {"cuStreamCreate", (void *)stream_create},
+    {"cuStreamDestroy", (void *)stream_destroy},
+    {"cuStreamSynchronize", (void *)stream_synchronize},
+    {"cuStreamWaitEvent", (void *)stream_wait},
+    {"cuStreamIsCapturing", (void *)is_capturing},
+    {"cuEventCreate", (void *)event_create},
+    {"cuEventDestroy", (void *)event_destroy},
+    {"cuEventRecord", (void *)event_record},
+    {"cuEventQuery", (void *)event_query},
+    {"cuEventSynchronize", (void *)event_synchronize},
+    {"cuMemAlloc", (void *)alloc},
+    {"cuMemFree", (void *)free_memory},
+    {"cuMemHostRegister", (void *)host_register},
+    {"cuMemHostUnregister", (void *)host_unregister},
+    {"cuModuleLoadData", (void *)module_load},
+    {"cuModuleUnload", (void *)module_unload},
+    {"cuModuleGetFunction", (void *)module_function},
+    {"cuLaunchKernel", (void *)launch},
+    {"cuMemcpyHtoD", (void *)upload},
+    {"cuMemcpyAsync", (void *)copy},
+};
+
+}  // namespace
+
+extern "C" {
+
+int cuDriverGetVersion(int *version) { return *version = world.version, 0; }
+
+int cuGetProcAddress_v2(const char *name, void **found, int version, std::uint64_t flags, int *) {
+    *found = nullptr;
+    if (version > world.version || flags != 1) return 500;
+    if (std::string(name) == "cuMemcpyBatchAsync") {
+        if (version < 12080) return 500;
+        *found = version >= 13000 ? (void *)batch13 : (void *)batch12;
+        return 0;
+    }
+    const auto entry = kCalls.find(name);
+    if (entry == kCalls.end()) return 500;
+    *found = entry->second;
+    return 0;
+}
+
+// What only the tests call.
+void fake_reset(int version) {
+    world = World{};
+    world.version = version;
+    legacy.items.clear();
+}
+void fake_abandon() {  // what is queued: its memory may be gone
+    for (Stream *stream : world.streams) stream->items.clear();
+    legacy.items.clear();
+}
+void fake_manual(int manual) { world.manual = manual; }
+void fake_forget_wait(int number) { world.forget_wait = number, world.num_waits = 0; }
+int fake_num_waits() { return world.num_waits; }
+void fake_capturing(int capturing) { world.capturing = capturing; }
+void fake_fail(const char *name, int after, int code) {
+    world.failing = name, world.failing_after = after, world.failing_code = code;
+}
+int fake_calls(const char *name) { return world.calls[name]; }
+int fake_live() { return world.live; }
+int fake_depth() { return world.depth; }
+int fake_num_registered() { return static_cast<int>(world.registered.size()); }
+int fake_num_streams() { return static_cast<int>(world.streams.size()); }
+void *fake_stream() { return world.streams.push_back(new Stream), world.streams.back(); }
+int fake_step(int index) { return step(*world.streams[static_cast<std::size_t>(index)]); }
+int fake_step_of(void *stream) { return step(at(stream)); }
+void fake_run() { run(); }
+void fake_fill(void *stream, Address address, int value, std::size_t nbytes) {
+    put(stream, [=] { std::memset(reinterpret_cast<void *>(address), value, nbytes); });
+}
+void fake_read(void *stream, Address to, Address from, std::size_t nbytes) {
+    put(stream,
+        [=] { std::memcpy(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), nbytes); });
+}
+}
