@@ -55,11 +55,11 @@ $(VENV)/.vllm: $(VENV)/.created
 	    $(PIP) uninstall --yes torchvision torchaudio torchcodec; fi
 	@touch $@
 
-$(VENV)/.engine: $(VENV)/.vllm pyproject.toml CMakeLists.txt $(wildcard csrc/host/*)
+$(VENV)/.engine: $(VENV)/.vllm pyproject.toml CMakeLists.txt $(wildcard csrc/host/* csrc/cuda/*)
 	$(PIP) install .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.vllm pyproject.toml CMakeLists.txt $(wildcard csrc/host/*)
+$(VENV)/.dev: $(VENV)/.vllm pyproject.toml CMakeLists.txt $(wildcard csrc/host/* csrc/cuda/*)
 	$(PIP) install "scikit-build-core>=0.11" "nanobind>=2.5" ninja cmake
 	$(PIP) install --no-build-isolation --editable ".[dev]"
 	@touch $@ $(VENV)/.engine

@@ -9,7 +9,6 @@ namespace {
 
 constexpr unsigned kNonBlocking = 1;    // a stream that does not wait for the legacy stream
 constexpr unsigned kDisableTiming = 2;  // an event
-constexpr unsigned kPortableMapped = 3;
 constexpr int kHostAddresses = 91;      // attribute: registered memory keeps its address there
 constexpr std::size_t kMaxCopies = 16384;  // of one driver call
 constexpr std::size_t kSpareEvents = 64;
@@ -65,6 +64,7 @@ void DeviceCopier::prepare(const std::string &kernels, const std::vector<Memory>
     for (Lane &lane : lanes_) {
         driver.check("cuStreamCreate", driver().stream_create(&lane.copies, kNonBlocking));
         driver.check("cuStreamCreate", driver().stream_create(&lane.kernels, kNonBlocking));
+        lane.turn = new_event();
         if (module_ == nullptr) continue;
         driver.check("cuMemAlloc",
                      driver().alloc(&lane.staging, static_cast<std::size_t>(buffer_nbytes_) *
@@ -155,9 +155,10 @@ std::int64_t DeviceCopier::submit(Direction direction, std::int64_t group,
     if (spare_.empty()) spare_.push_back(new_event());
     const Event over = spare_.back();
     try {
-        const Stream last = queue(direction, layout,
-                                  {block_ids.data(), slots.data(), slots.size()}, after, route);
-        driver_->check("cuEventRecord", (*driver_)().event_record(over, last));
+        keep_order(lane, route);
+        lane.last = queue(direction, layout, {block_ids.data(), slots.data(), slots.size()},
+                          after, route);
+        driver_->check("cuEventRecord", (*driver_)().event_record(over, lane.last));
     } catch (const Error &) {  // the slots are the caller's again
         (*driver_)().stream_synchronize(lane.copies);
         (*driver_)().stream_synchronize(lane.kernels);
@@ -166,6 +167,18 @@ std::int64_t DeviceCopier::submit(Direction direction, std::int64_t group,
     spare_.pop_back();
     pending_[++submitted_] = over;
     return submitted_;
+}
+
+// Batches of one route follow each other in each stream by themselves.
+void DeviceCopier::keep_order(Lane &lane, Route route) {
+    const auto &calls = (*driver_)();
+    if (lane.last != nullptr && lane.route != route) {
+        driver_->check("cuEventRecord", calls.event_record(lane.turn, lane.last));
+        for (const Stream stream : {lane.copies, lane.kernels})
+            if (stream != lane.last)
+                driver_->check("cuStreamWaitEvent", calls.stream_wait(stream, lane.turn, 0));
+    }
+    lane.route = route;
 }
 
 // Returns the stream that finishes the batch.
@@ -345,6 +358,7 @@ void DeviceCopier::release() {
         if (event != nullptr) calls.event_destroy(event);
     };
     for (Lane &lane : lanes_) {
+        drop(lane.turn);
         for (std::size_t i = 0; i < kBuffers; ++i) {
             drop(lane.filled[i]);
             drop(lane.emptied[i]);
@@ -370,19 +384,6 @@ void DeviceCopier::release() {
     }
     if (module_ != nullptr) calls.module_unload(module_);
     module_ = nullptr;
-}
-
-void register_host(const Driver &driver, int device, std::uintptr_t address, std::int64_t nbytes) {
-    const Current current(driver, device);
-    driver.check("cuMemHostRegister",
-                 driver().host_register(reinterpret_cast<void *>(address),
-                                        static_cast<std::size_t>(nbytes), kPortableMapped));
-}
-
-void unregister_host(const Driver &driver, int device, std::uintptr_t address) {
-    const Current current(driver, device);
-    driver.check("cuMemHostUnregister",
-                 driver().host_unregister(reinterpret_cast<void *>(address)));
 }
 
 }  // namespace kvtiers::cuda

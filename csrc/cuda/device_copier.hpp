@@ -27,8 +27,8 @@ struct DeviceTuning {
     int num_markers;               // that keep an event of their own
 };
 
-// Each direction has two streams: one for the copy engines, one for kernels. A batch is over when
-// the event behind its last piece is. `submit`, `done`, `wait` and `close` belong to one thread,
+// Each direction has two streams: one for the copy engines, one for kernels. Batches of one
+// direction keep their order; a batch is over when the event behind its last piece is. `submit`, `done`, `wait` and `close` belong to one thread,
 // `mark` may be called from another.
 class DeviceCopier {
   public:
@@ -75,6 +75,9 @@ class DeviceCopier {
         std::size_t next = 0;                // buffer
         Event filled[kBuffers] = {};         // by the kernel, or by the copy engines
         Event emptied[kBuffers] = {};
+        Stream last = nullptr;               // it finished the batch before
+        Route route = Route::dma;            // of that batch
+        Event turn = nullptr;                // the end of that batch, where the route changes
     };
     struct Layout {
         Plan plan;
@@ -92,6 +95,7 @@ class DeviceCopier {
     Event new_event();
     Lane &lane_of(Direction direction) { return lanes_[direction == Direction::gather ? 0 : 1]; }
     void wait_marker(std::int64_t marker, Stream stream);
+    void keep_order(Lane &lane, Route route);
     Stream queue(Direction direction, const Layout &layout, Rows rows, std::int64_t after,
                  Route route);
     void queue_dma(Direction direction, const Layout &layout, Rows rows, Stream stream);
@@ -127,9 +131,5 @@ class DeviceCopier {
     std::vector<Event> markers_;
     std::int64_t marked_ = 0;
 };
-
-// Page-locks memory for a device, mapped into its address space. Throws Error.
-void register_host(const Driver &driver, int device, std::uintptr_t address, std::int64_t nbytes);
-void unregister_host(const Driver &driver, int device, std::uintptr_t address);
 
 }  // namespace kvtiers::cuda

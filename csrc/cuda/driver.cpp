@@ -5,6 +5,7 @@
 namespace kvtiers::cuda {
 namespace {
 
+constexpr unsigned kPortableMapped = 3;  // registered memory: for all contexts, with an address
 constexpr int kOldest = 12000;  // the first to have cuGetProcAddress_v2
 
 using Batch12 = Result (*)(Address *, Address *, std::size_t *, std::size_t, CopyAttributes *,
@@ -145,6 +146,19 @@ Current::~Current() {
     driver_().exchange_capture_mode(&capture_mode_);
     Context popped = nullptr;
     driver_().context_pop(&popped);
+}
+
+void register_host(const Driver &driver, int device, std::uintptr_t address, std::int64_t nbytes) {
+    const Current current(driver, device);
+    driver.check("cuMemHostRegister",
+                 driver().host_register(reinterpret_cast<void *>(address),
+                                        static_cast<std::size_t>(nbytes), kPortableMapped));
+}
+
+void unregister_host(const Driver &driver, int device, std::uintptr_t address) {
+    const Current current(driver, device);
+    driver.check("cuMemHostUnregister",
+                 driver().host_unregister(reinterpret_cast<void *>(address)));
 }
 
 }  // namespace kvtiers::cuda

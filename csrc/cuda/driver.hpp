@@ -128,4 +128,8 @@ class Current {
     int capture_mode_ = 2;  // relaxed
 };
 
+// Page-locks memory for a device, mapped into its address space. Throws Error.
+void register_host(const Driver &driver, int device, std::uintptr_t address, std::int64_t nbytes);
+void unregister_host(const Driver &driver, int device, std::uintptr_t address);
+
 }  // namespace kvtiers::cuda

@@ -410,6 +410,33 @@ def test_every_wait_is_needed_and_together_they_suffice(route: Route, play: obje
         assert not all(outcomes), f"nothing is lost without wait {wait}"
 
 
+@each_direction
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(Route, Route)))
+@pytest.mark.parametrize("order", ORDERS[::6])
+def test_batches_of_one_direction_keep_their_order(
+    first: Route, second: Route, direction: Direction, order: tuple[int, ...]
+) -> None:
+    """Two batches to the same places: what stays is the second one's."""
+    bench = Bench(first)
+    for i in range(3):
+        bench.fill_block(i, i + 1)
+        bench.write_slot(i + 3, i + 11)
+    bench.run(0)
+    one, other = ([0, 1], [4, 3]), ([1, 2], [3, 4])  # 1 goes to 3, and 2 to 4
+    if direction is SCATTER:
+        one, other = ([0, 1], [3, 4]), ([1, 0], [5, 3])  # 5 to 1, and 3 to 0
+    tickets = []
+    for route, (blocks, slots) in ((first, one), (second, other)):
+        batch = CopyBatch(0, int64s(blocks), int64s(slots))
+        tickets.append(bench.copier.submit_by(route, direction, batch, bench.copier.mark()))
+    bench.run(*order)
+    assert all(bench.copier.done(ticket) for ticket in tickets)
+    if direction is GATHER:
+        assert (bench.slot(3), bench.slot(4)) == ({2}, {3})
+    else:
+        assert (bench.block(0), bench.block(1)) == ({11}, {13})
+
+
 @each_route
 @each_direction
 def test_a_batch_is_done_only_behind_its_last_byte(route: Route, direction: Direction) -> None:
