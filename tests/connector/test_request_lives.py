@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from kvtiers.connector.scheduler import Reload, SchedulerConnector, Step
+from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
+from kvtiers.connector.step import Reload, Step
 from kvtiers.data.copier import Direction
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import ProtocolError
