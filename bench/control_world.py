@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvtiers.connector.scheduler import SchedulerConnector, Step
+from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
+from kvtiers.connector.step import Step
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.keys import Rank, block_keys
 from kvtiers.model.messages import DRAM, Completion, Hello, StepOrders, WorkerReport

@@ -14,17 +14,20 @@ from kvtiers.data.copier import Copier
 from kvtiers.data.copier_host import make_host_copier
 from kvtiers.data.executor import Executor
 from kvtiers.data.executor_thread import ExecutorThread
+from kvtiers.data.host_memory import available_memory
 from kvtiers.data.key_space import KeySpace
 from kvtiers.data.memory_store import MemoryStore
 from kvtiers.data.slab import Registrar, Slab
 from kvtiers.data.store import BlockStore
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.config import Config
+from kvtiers.model.errors import CapacityError
 from kvtiers.model.fingerprint import Fingerprint
 from kvtiers.model.frame import slot_nbytes_for
 from kvtiers.model.keys import Rank
 from kvtiers.model.layout import KVLayout
 from kvtiers.model.messages import Hello
+from kvtiers.model.units import format_size
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +101,7 @@ def _build_rank(
     """Build what is the same for every copier."""
     slot_nbytes = slot_nbytes_for(layout.groups)
     num_slots = slots_for(config, facts.num_ranks, slot_nbytes)
+    check_memory(config)
     slab = Slab(num_slots, slot_nbytes, pin=config.dram.pin, registrar=registrar)
     copier = make_copier(slab)
     stores: dict[str, BlockStore] = {
@@ -116,3 +120,26 @@ def _build_rank(
     )
     logger.info("slab of %d slots of %d bytes, %s", num_slots, slot_nbytes, how)
     return WorkerConnector(hello, ExecutorThread(executor), copier.mark)
+
+
+def check_memory(config: Config) -> None:
+    """Refuse tiers that together exceed what this machine can give.
+
+    All of the engine's ranks are counted: each is a little less than it may use, but none has
+    touched its share when the others look.
+
+    Raises:
+        CapacityError: with the tier at which the sum passes the limit.
+    """
+    available = available_memory()
+    if available is None:
+        return
+    total = 0
+    for idx, tier in enumerate(config.tiers):
+        total += tier.capacity
+        if total > available.nbytes:
+            raise CapacityError(
+                f"{format_size(tier.capacity)} makes {format_size(total)} of host memory in all, "
+                f"but {available.bound} leaves {format_size(available.nbytes)}; write less",
+                ("tiers", idx, "capacity"),
+            )

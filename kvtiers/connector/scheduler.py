@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from kvtiers.connector.accounts import Accounts
 from kvtiers.connector.build import control_settings, cost_model
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
+from kvtiers.connector.step import BlockIds, Reload, Step
 from kvtiers.control.answers import Answer, LoadDone
 from kvtiers.control.controller import Controller
 from kvtiers.control.reload import LoadRequest
@@ -31,42 +31,6 @@ from kvtiers.observe.metrics import (
 )
 
 logger = logging.getLogger(__name__)
-
-BlockIds = Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Reload:
-    """How much of a request can be reloaded.
-
-    Attributes:
-        num_tokens: beyond the engine's own; None means "ask again".
-        asynchronous: load between steps; else within the step that computes the rest.
-    """
-
-    num_tokens: int | None
-    asynchronous: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What the engine is about to run.
-
-    Attributes:
-        num_computed_tokens: request id to tokens computed once this step is done, for every
-            request in it.
-        overwritten: engine blocks that the step fills.
-        preempted: requests that lost their blocks since the last step.
-        block_ids: gives a scheduled request's engine blocks, per KV group; it may be slow, and
-            is only called for requests that completed a block.
-        num_scheduled_tokens: tokens in the step.
-    """
-
-    num_computed_tokens: dict[str, int]
-    overwritten: Iterable[int]
-    preempted: Iterable[str]
-    block_ids: Callable[[str], BlockIds]
-    num_scheduled_tokens: int
 
 
 class SchedulerConnector:
@@ -181,23 +145,28 @@ class SchedulerConnector:
         state.admitted = True
         if answer is not None:
             self._accounts.admitted(state, answer, self.controller.epoch)
+        block_size = self._block_size
+        start = num_local_tokens // block_size
+        self.will_fill([group[start:] for group in block_ids])
         if not load.num_tokens:
             return
-        block_size = self._block_size
         num_blocks, rest = divmod(load.num_tokens, block_size)
         if answer is None or rest or num_blocks > (answer.num_blocks or 0):
             raise ProtocolError(
                 f"request {request_id!r} takes {load.num_tokens} tokens, which were not offered"
             )
-        start = num_local_tokens // block_size
         job_id = self.controller.allocated(
             LoadRequest(request_id, state.keys, block_ids, start, num_blocks), self._clock()
         )
         if not load.asynchronous:
             self._sync.append(job_id)
             self._unconfirmed.add(job_id)
+
+    def will_fill(self, block_ids: BlockIds) -> None:
+        """Note that somebody will write into engine blocks, whoever it is: running offloads read
+        them before the next step's orders are done."""
         for group in block_ids:
-            self._filled += group[start : start + num_blocks]
+            self._filled += group
 
     def finished(self, request_id: str, block_ids: BlockIds) -> None:
         """Note the end of a request, before its blocks are freed; lazy offload happens here.
@@ -270,6 +239,13 @@ class SchedulerConnector:
             cost = self.controller.cost
             flops = cost.step_flops(num_new_tokens, num_context_tokens)
             cost.observe_step(flops, sum(num_new_tokens), seconds)
+
+    def distrust(self) -> None:
+        """Serve nothing that the last steps offloaded: the engine has taken their tokens back."""
+        self.controller.distrust()
+        self._ended.clear()
+        for state in self._requests.values():
+            state.rewind()
 
     def reset(self) -> None:
         """Serve nothing that was stored before; reloads under way come back as failed.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvtiers.control.answers import Answer, LoadDone, kept_blocks, slowest
 from kvtiers.control.fences import Fences
-from kvtiers.control.jobs import Job, JobTable
+from kvtiers.control.jobs import Job, JobTable, Row
 from kvtiers.control.offload import OffloadDesk
 from kvtiers.control.places import Places
 from kvtiers.control.policy import make_policy
@@ -34,6 +36,8 @@ from kvtiers.model.messages import (
     UInt8s,
 )
 from kvtiers.observe.metrics import Counters
+
+_DISTRUSTED_STEPS: Final = 3  # the one that failed, and two that were scheduled before the news
 
 
 @dataclass(slots=True)
@@ -86,6 +90,8 @@ class Controller:
         self._fenced: set[JobId] = set()
         self._step = 0
         self._num_evicted: dict[str, int] = {}
+        self._recent: deque[tuple[JobId, ...]] = deque(maxlen=_DISTRUSTED_STEPS)
+        self._rows_of: dict[JobId, list[Row]] = {}
 
     # -- questions --------------------------------------------------------------------
 
@@ -231,6 +237,22 @@ class Controller:
             desk.closed(job)
         return loaded
 
+    def distrust(self) -> None:
+        """Serve nothing that the last steps offloaded: the engine has taken their tokens back.
+
+        A load failed, ours or another connector's, and what was computed on top of it is false.
+        """
+        for rows in self._rows_of.values():
+            for row in rows:
+                if row.entry is not None:
+                    self.dram.doom(row.entry)
+                for idx, stored in row.store_entries.items():
+                    tier = self.stores[idx]
+                    if tier is not None and stored is not None:
+                        tier.doom(stored)
+        self._rows_of.clear()
+        self._recent.clear()
+
     def reset(self) -> None:
         """Start a new epoch: nothing that was stored before is served again."""
         self.hold_before()  # a job's blocks are of one epoch
@@ -266,6 +288,7 @@ class Controller:
             forgets=tuple(self._forgets()),
             num_scheduled_tokens=num_scheduled_tokens,
         )
+        self._remember([*self._before, *orders.after])
         self._before = []
         self._fenced = set()
         return orders
@@ -279,6 +302,17 @@ class Controller:
         return lookups
 
     # -- internals --------------------------------------------------------------------
+
+    def _remember(self, offloads: Sequence[Transfer]) -> None:
+        """Keep what this step offloads, until it can no longer turn out to be false."""
+        if len(self._recent) == self._recent.maxlen:
+            for job_id in self._recent[0]:
+                self._rows_of.pop(job_id, None)
+        self._recent.append(tuple(transfer.job_id for transfer in offloads))
+        for transfer in offloads:
+            job = self.jobs.get(transfer.job_id)
+            if job is not None:
+                self._rows_of[transfer.job_id] = job.rows
 
     def _version(self) -> tuple[int, ...]:
         tiers = (tier.version for tier in self.stores if tier is not None)

@@ -64,7 +64,8 @@ class Tier:
         self._policy = policy
         self._entries: dict[BlockKey, Entry] = {}
         self._chains = Chains()
-        self._free = list(range(capacity_blocks - 1, -1, -1))
+        self._free: list[int] = []  # given back; those from `_num_fresh` on were never taken
+        self._num_fresh = 0
         self._num_idle = 0
         self._left: list[BlockKey] = []
 
@@ -77,7 +78,7 @@ class Tier:
     @property
     def num_free(self) -> int:
         """Slots that nobody holds."""
-        return len(self._free)
+        return len(self._free) + self.capacity_blocks - self._num_fresh
 
     @property
     def num_entries(self) -> int:
@@ -87,7 +88,7 @@ class Tier:
     @property
     def num_busy(self) -> int:
         """Slots that come back only when a job lets go of them: pinned, reserved, in a window."""
-        return self.capacity_blocks - len(self._free) - self._num_idle
+        return self.capacity_blocks - self.num_free - self._num_idle
 
     def entries(self) -> Iterator[Entry]:
         """Iterate over the served entries."""
@@ -215,9 +216,10 @@ class Tier:
 
     def take_left(self) -> list[BlockKey]:
         """Return the keys that left since the last call, for whatever reason but a reset: some
-        rank may still hold them. A key that has come back meanwhile is not among them."""
+        rank may still hold them. Also those that have come back meanwhile: their new frames are
+        written after the old ones were forgotten, and must not be taken for them."""
         left, self._left = self._left, []
-        return [key for key in left if key not in self._entries]
+        return list(dict.fromkeys(left))
 
     def take_window(self, num_slots: int) -> list[int]:
         """Set up to `num_slots` keyless slots aside, evicting if need be; [] when none can be."""
@@ -242,7 +244,7 @@ class Tier:
     # -- internals --------------------------------------------------------------------
 
     def _take_slot(self, protect: Entry | None) -> int | None:
-        if not self._free:
+        if not self.num_free:
             if protect is not None and protect.evictable:
                 self.pin(protect)
                 victim = self.next_victim()
@@ -252,7 +254,10 @@ class Tier:
             if victim is None:
                 return None
             self.evict(victim)
-        return self._free.pop()
+        if self._free:
+            return self._free.pop()
+        self._num_fresh += 1
+        return self._num_fresh - 1
 
     def _settle(self, entry: Entry) -> None:
         if entry.residence is not Residence.RESERVED:

@@ -37,6 +37,7 @@ from kvtiers.model.units import format_duration
 ENVIRONMENT_VARIABLE: Final = "KVTIERS_CONFIG"
 INLINE: Final = "<inline>"
 DEFAULTS: Final = "<defaults>"
+MAX_FILE_NBYTES: Final = 1 << 20  # a hundred times a long one; parsing more takes minutes
 DEFAULT_DRAM_CAPACITY: Final = "4GiB"  # fits any server; a real installation writes its own
 
 
@@ -341,6 +342,9 @@ def _validate(document: Document, source: str) -> Config:
 
 def _read_text(path: str) -> str:
     try:
+        nbytes = Path(path).stat().st_size
+        if nbytes > MAX_FILE_NBYTES:
+            raise ConfigError(f"{path}: has {nbytes} bytes, that is no configuration")
         return Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; write it, or correct the path") from None

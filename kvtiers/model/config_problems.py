@@ -46,6 +46,9 @@ def schema_problems(
     return problems
 
 
+MAX_STORES: Final = 8  # an offload names its stores by the bits of one byte
+
+
 def tier_list_problems(tiers: object) -> list[tuple[KeyPath, str]]:
     """Return what is wrong with the order of a tier list: paths below ``tiers``, messages.
 
@@ -65,6 +68,9 @@ def tier_list_problems(tiers: object) -> list[tuple[KeyPath, str]]:
     for position in drams[1:]:
         message = f"is a second dram tier after tiers[{drams[0]}]; keep one, with their capacities"
         problems.append(((position,), message))
+    if len(tiers) > 1 + MAX_STORES:
+        message = f"is tier {len(tiers)}; at most {MAX_STORES} may lie below dram"
+        problems.append(((1 + MAX_STORES,), message))
     named: dict[object, int] = {}
     for position, (kind, tier) in enumerate(zip(kinds, tiers, strict=True)):
         name = tier.get("name", "memory") if kind == "memory" else None

@@ -17,7 +17,8 @@ from kvtiers.model.units import (
 )
 
 MAX_THREADS: Final = 256
-RESERVED_NAMES: Final = ("hbm", "dram")  # names of the tiers that every installation has
+# Names of the tiers that every installation has, and a word of the messages.
+RESERVED_NAMES: Final = ("hbm", "dram", "released")
 
 
 def _capacity(value: object) -> int:
@@ -43,7 +44,8 @@ def _threads(value: object) -> object:
 def _path(value: object) -> object:
     if isinstance(value, Path) or value is None:
         return value
-    if not isinstance(value, str) or not value or value.startswith("~") or "\0" in value:
+    # Characters that do not print (line breaks of every kind) have no safe form in YAML and logs.
+    if not isinstance(value, str) or not value.isprintable() or not value or value[0] == "~":
         raise ValueError(f"{value!r} is no path; write an absolute path, or null")
     return Path(value)
 

@@ -114,6 +114,9 @@ class DecisionLog:
         """Open the file, if there is to be one. Does nothing if it is open."""
         if self._path is None or self._sink is not None:
             return
+        if self._path.exists() and not self._path.is_file():  # opening a FIFO would wait for ever
+            logger.warning("decisions are not written to %s: it is no regular file", self._path)
+            return
         try:
             self._sink = self._path.open("a", encoding="ascii", buffering=1)
         except OSError as error:

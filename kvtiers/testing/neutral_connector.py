@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvtiers.connector.scheduler import Reload, SchedulerConnector, Step
+from kvtiers.connector.scheduler import SchedulerConnector
+from kvtiers.connector.step import Reload, Step
 from kvtiers.model.messages import StepOrders
 from kvtiers.testing.fake_pool import FakePool
 

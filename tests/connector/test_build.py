@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvtiers.connector.build import control_settings, slots_for
+from kvtiers.connector.rank import check_memory
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
 from kvtiers.model.config import parse_mapping
@@ -102,3 +103,10 @@ def test_bytes_of_a_block_are_those_that_are_stored():
         config(), shape(1, (None, 64)), [hello(payload=(20 * KIB, 10 * KIB))]
     )
     assert settings.block_nbytes == 30 * KIB
+
+
+def test_tiers_that_the_machine_cannot_hold_together_are_refused():
+    tiers = [{"kind": "dram", "capacity": "1MiB"}, {"kind": "memory", "capacity": "8000000TiB"}]
+    with pytest.raises(CapacityError, match="of host memory in all") as found:
+        check_memory(parse_mapping({"tiers": tiers}))
+    assert found.value.path == ("tiers", 1, "capacity")

@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from kvtiers.connector.scheduler import Reload, SchedulerConnector, Step
+from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
+from kvtiers.connector.step import Reload, Step
 from kvtiers.data.copier import Direction
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import ProtocolError
@@ -374,3 +375,27 @@ def test_a_link_with_a_queue_is_not_chosen():
     assert told.connector.reloadable("busy", *question).num_tokens == 0
     links.done("dram>hbm", 2**50)
     assert told.connector.reloadable("later", *question).num_tokens == 64 * 16
+
+
+def test_blocks_that_another_connector_fills_are_read_before():
+    """R05: the engine gives freed blocks to a load that is none of ours."""
+    told = Told()
+    told.connector.reloadable("a", told.hashes(4), 65, 0)
+    told.connector.allocated("a", [[100, 101, 102, 103]], 0, Reload(0, asynchronous=False))
+    (offload,) = told.step({"a": 64}).after
+    told.connector.finished("a", [[100, 101, 102, 103]])
+    told.connector.reloadable("b", told.hashes(4, "q"), 65, 0)
+    told.connector.allocated("b", [[102, 103, 104, 105]], 0, Reload(0, asynchronous=False))
+    assert told.step().fences == (offload.job_id,)
+
+
+def test_offloads_beside_a_load_of_another_connector_that_failed_are_not_served():
+    told = Told()
+    told.connector.reloadable("a", told.hashes(4), 65, 0)
+    told.connector.allocated("a", [[100, 101, 102, 103]], 0, Reload(0, asynchronous=False))
+    orders = told.step({"a": 64})
+    told.answer(orders)
+    told.connector.distrust()
+    told.connector.finished("a", [[100, 101, 102, 103]])
+    told.answer(told.step())
+    assert told.connector.reloadable("b", told.hashes(4), 65, 0) == Reload(0, asynchronous=False)

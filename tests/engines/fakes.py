@@ -43,7 +43,11 @@ def vllm_config(**changes: Any) -> SimpleNamespace:
             "dtype": "torch.bfloat16",
             "quantization": None,
         },
-        "cache_config": {"cache_dtype": "auto", "prefix_caching_hash_algo": "sha256"},
+        "cache_config": {
+            "cache_dtype": "auto",
+            "prefix_caching_hash_algo": "sha256",
+            "enable_prefix_caching": True,
+        },
         "parallel_config": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1},
         "scheduler_config": {"max_num_batched_tokens": 2048, "async_scheduling": False},
         "device_config": {"device_type": "cpu"},

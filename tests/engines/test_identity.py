@@ -161,9 +161,30 @@ def test_recurrent_state_is_refused_by_name():
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
         ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
         ({"parallel_config__prefill_context_parallel_size": 2}, "prefill context"),
+        ({"cache_config__enable_prefix_caching": False}, "prefix caching is off"),
     ],
-    ids=["role", "pipeline", "decode context", "prefill context"],
+    ids=["role", "pipeline", "decode context", "prefill context", "no prefix caching"],
 )
 def test_an_engine_that_cannot_be_served_is_refused_at_start(change, name):
     with pytest.raises(UnsupportedEngineError, match=name):
         check_engine(vllm_config(**change))
+
+
+def test_attention_that_looks_ahead_is_refused():
+    """A prefix does not determine its KV: another end changes what lies before it."""
+    with pytest.raises(UnsupportedEngineError, match="not causal"):
+        check_groups(kv_cache_config(full(non_causal=True)))
+
+
+def test_states_that_only_derive_from_attention_are_refused():
+    """By exact type: a subclass may hold what a prefix does not determine."""
+
+    class Derived(type(full())):
+        pass
+
+    spec = full()
+    derived = Derived(
+        16, num_kv_heads=spec.num_kv_heads, head_size=spec.head_size, dtype=spec.dtype
+    )
+    with pytest.raises(UnsupportedEngineError, match="Derived"):
+        check_groups(kv_cache_config(derived))

@@ -243,7 +243,7 @@ durations = st.builds(
 names = st.from_regex(r"[A-Za-z][A-Za-z0-9_-]{0,12}", fullmatch=True).filter(
     lambda name: name not in RESERVED_NAMES
 )
-paths = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
+paths = st.text(min_size=1).filter(str.isprintable)
 
 
 @st.composite

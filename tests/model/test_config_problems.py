@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtiers.model.config import json_schema, parse_config
+from kvtiers.model.config import json_schema, load_config, parse_config, parse_mapping
 from kvtiers.model.config_values import RESERVED_NAMES
 from kvtiers.model.errors import ConfigError
 
@@ -252,3 +252,25 @@ def test_complex_key_is_refused():
 def test_no_text_escapes_as_another_exception(text):
     with contextlib.suppress(ConfigError):
         parse_config(text)
+
+
+def test_more_stores_than_an_order_can_name_are_refused():
+    tiers = [{"kind": "dram", "capacity": "1GiB"}]
+    tiers += [{"kind": "memory", "name": f"m{i}", "capacity": "1GiB"} for i in range(9)]
+    with pytest.raises(ConfigError, match=r"tiers\[9\]: is tier 10; at most 8 may lie below dram"):
+        parse_mapping({"tiers": tiers})
+    parse_mapping({"tiers": tiers[:-1]})
+
+
+def test_words_of_the_messages_are_no_names():
+    tiers = [{"kind": "dram", "capacity": "1GiB"}]
+    tiers += [{"kind": "memory", "name": "released", "capacity": "1GiB"}]
+    with pytest.raises(ConfigError, match="'released' is reserved"):
+        parse_mapping({"tiers": tiers})
+
+
+def test_a_file_that_is_far_too_long_is_not_parsed(tmp_path):
+    path = tmp_path / "kvtiers.yaml"
+    path.write_text("tiers: [" + "x," * (1 << 19) + "]")
+    with pytest.raises(ConfigError, match="that is no configuration"):
+        load_config(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,3 +160,11 @@ def test_any_number_becomes_valid_json():
 def test_log_must_hold_something():
     with pytest.raises(ValueError, match="0 decisions"):
         DecisionLog(capacity=0)
+
+
+def test_a_pipe_without_reader_does_not_stop_the_start(tmp_path, caplog):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    log = DecisionLog(path=path)
+    log.open()
+    assert "no regular file" in caplog.text

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvtiers.connector.scheduler import Reload, SchedulerConnector, Step
+from kvtiers.connector.scheduler import SchedulerConnector
+from kvtiers.connector.step import Reload, Step
 from kvtiers.engines.vllm.identity import engine_shape
 from kvtiers.engines.vllm.metadata import KVTiersHandshake, KVTiersMetadata, KVTiersWorkerMetadata
 from kvtiers.engines.vllm.metrics import KVTiersStats
@@ -63,15 +64,16 @@ class SchedulerSide:
 
     def allocated(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Handle `update_state_after_alloc`; a repeated call changes nothing."""
-        offered = self._offered.pop(request.request_id, None)
-        if offered is None:
-            return
-        reload, num_local_tokens = offered
-        taken = Reload(num_external_tokens, reload.asynchronous)
         block_ids = [
             [NO_BLOCK if block.is_null else block.block_id for block in group]
             for group in blocks.blocks
         ]
+        offered = self._offered.pop(request.request_id, None)
+        if offered is None:  # another connector's load, or the second call of an asynchronous one
+            self.connector.will_fill(block_ids)
+            return
+        reload, num_local_tokens = offered
+        taken = Reload(num_external_tokens, reload.asynchronous)
         if num_external_tokens and not reload.asynchronous:
             first = num_local_tokens // self._shape.block_size
             in_danger = {b for group in block_ids for b in group[first:] if b != NO_BLOCK}
@@ -121,6 +123,8 @@ class SchedulerSide:
         meta = output.kv_connector_worker_meta
         if isinstance(meta, KVTiersWorkerMetadata):
             self.connector.reported(meta.report)
+        if output.invalid_block_ids:
+            self.connector.distrust()
         self._evict_failed(output.invalid_block_ids or set())
 
     def stats(self) -> KVTiersStats | None:

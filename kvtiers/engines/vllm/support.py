@@ -58,6 +58,11 @@ def check_engine(vllm_config: Any) -> None:
             'Write "kv_load_failure_policy": "recompute" in --kv-transfer-config.',
             transfer.kv_load_failure_policy,
         )
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise UnsupportedEngineError(
+            "vLLM's prefix caching is off: by --no-enable-prefix-caching, or because a prefix does "
+            "not determine the KV of this model or task. Switch it on, or do without kvtiers"
+        )
     parallel = vllm_config.parallel_config
     for name in ("pipeline_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
@@ -105,11 +110,17 @@ def group_specs(group: Any) -> dict[str, Any]:
 
 
 def _check_spec(idx: int, layer: str, spec: Any) -> None:
-    if not isinstance(spec, _KNOWN_SPECS) or not spec.prefix_cacheable:
+    # By exact type: subclasses hold states that a prefix does not determine.
+    if type(spec) not in _KNOWN_SPECS or not spec.prefix_cacheable:
         raise UnsupportedEngineError(
             f"KV group {idx}, layer {layer}: {type(spec).__name__} holds state that is not "
             "addressed by prefix blocks; this version of kvtiers serves full, sliding-window and "
             "MLA attention"
+        )
+    if getattr(spec, "non_causal", False):
+        raise UnsupportedEngineError(
+            f"KV group {idx}, layer {layer}: attention is not causal, so that a prefix does not "
+            "determine its KV; it cannot be cached by prefix"
         )
     quant = getattr(spec, "kv_quant_mode", KVQuantMode.NONE)
     if quant not in _KNOWN_QUANT:

@@ -1,0 +1,42 @@
+"""What an engine and the scheduler's side say to each other, around one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+BlockIds = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """How much of a request can be reloaded.
+
+    Attributes:
+        num_tokens: beyond the engine's own; None means "ask again".
+        asynchronous: load between steps; else within the step that computes the rest.
+    """
+
+    num_tokens: int | None
+    asynchronous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the engine is about to run.
+
+    Attributes:
+        num_computed_tokens: request id to tokens computed once this step is done, for every
+            request in it.
+        overwritten: engine blocks that the step fills.
+        preempted: requests that lost their blocks since the last step.
+        block_ids: gives a scheduled request's engine blocks, per KV group; it may be slow, and
+            is only called for requests that completed a block.
+        num_scheduled_tokens: tokens in the step.
+    """
+
+    num_computed_tokens: dict[str, int]
+    overwritten: Iterable[int]
+    preempted: Iterable[str]
+    block_ids: Callable[[str], BlockIds]
+    num_scheduled_tokens: int
