@@ -7,6 +7,7 @@ namespace kvtiers {
 
 void bind_copier(nanobind::module_ &module);
 void bind_file_io(nanobind::module_ &module);
+void bind_pieces(nanobind::module_ &module);
 void bind_cuda(nanobind::module_ &module);
 
 }  // namespace kvtiers

@@ -34,5 +34,6 @@ NB_MODULE(_native, module) {
                "Return the compiler, the package's version, this CPU's copy methods and its cache.");
     kvtiers::bind_copier(module);
     kvtiers::bind_file_io(module);
+    kvtiers::bind_pieces(module);
     kvtiers::bind_cuda(module);
 }

@@ -1,0 +1,142 @@
+"""Which LMDB environments this process has open: each file once, shared by all who use it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from kvtiers.data import lmdb_folder
+from kvtiers.data.lmdb_environment import BusyError, LMDBEnvironment, UnavailableError
+from kvtiers.data.lmdb_files import DATA, State, UsersLock, current_boot_id, read_state, write_state
+from kvtiers.data.lmdb_settings import LMDBStoreSettings
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = (0.002, 0.02)  # of who tries to be alone: not all at one time
+
+
+class Registry:
+    """Which environments this process has open, by the identity of their files.
+
+    Opening a file twice in one process drops the locks of both: they are the process's.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open_ones: dict[tuple[int, int], LMDBEnvironment] = {}
+        self._pid = os.getpid()
+
+    def acquire(self, settings: LMDBStoreSettings, *, create: bool = True) -> LMDBEnvironment:
+        """Return the environment of a path, opened if it is not yet; give back by `release`.
+
+        Args:
+            settings: path and bounds. create: whether to make what is missing.
+
+        Raises:
+            ConfigError, CapacityError: it cannot be used; says why, and the remedy.
+            UnavailableError: it is not there (unless created), or is just being let go of.
+        """
+        if self._pid != os.getpid():
+            self._forget()
+        with self._lock:
+            try:
+                folder = lmdb_folder.prepare_path(settings.path, create=create)
+                env = self._known(folder) or self._open(folder, settings, create=create)
+            except (OSError, lmdb.Error) as error:
+                raise UnavailableError(f"{settings.path}: {error}") from error
+            self._open_ones[env.identity] = env
+            env.users += 1
+        if create and env.state.capacity_nbytes != settings.capacity_nbytes:
+            logger.warning(
+                "%s was made with a capacity of %d bytes, the configuration says %d: the former "
+                "holds", settings.path, env.state.capacity_nbytes, settings.capacity_nbytes,
+            )  # fmt: skip
+        return env
+
+    def release(self, env: LMDBEnvironment) -> None:
+        """Give an environment back; the last user closes it."""
+        if env.pid != os.getpid():
+            return
+        with self._lock:
+            env.users -= 1
+            if env.users == 0 and env.close() and self._open_ones.get(env.identity) is env:
+                del self._open_ones[env.identity]
+
+    def _known(self, folder: Path) -> LMDBEnvironment | None:
+        with suppress(OSError):
+            found = (folder / DATA).stat()
+            env = self._open_ones.get((found.st_dev, found.st_ino))
+            if env is None or not env.lost:
+                return env
+            if not env.close(0.0):  # its users may be idle, and find out whenever they come
+                raise BusyError(f"{folder} is being let go of")
+            del self._open_ones[env.identity]
+        return None
+
+    def _open(self, folder: Path, settings: LMDBStoreSettings, *, create: bool) -> LMDBEnvironment:
+        if not create and not (folder / DATA).exists():
+            raise UnavailableError(f"{folder} holds no environment")
+        lock = UsersLock(folder)
+        env = None
+        try:
+            state = _state_of(folder, lock, settings, create=create)
+            env = LMDBEnvironment(folder, state, lock, settings.max_readers)
+        finally:
+            if env is None:
+                lock.release()
+        return env
+
+    def _forget(self) -> None:
+        inherited = list(self._open_ones.values())
+        self._lock = threading.Lock()  # the parent may have held it at the fork
+        self._open_ones = {}
+        self._pid = os.getpid()
+        for env in inherited:
+            env.drop_inherited()
+
+
+def _state_of(folder: Path, lock: UsersLock, settings: LMDBStoreSettings, *, create: bool) -> State:
+    """Return the state of a file that may be opened, holding a share of its lock.
+
+    Whoever is alone makes the file ready; others wait, and take over if that one dies over it.
+    """
+    deadline = time.monotonic() + settings.open_seconds
+    boot_id = settings.boot_id or current_boot_id()
+    while True:
+        alone = lock.try_alone()
+        if alone and create:
+            state = lmdb_folder.make_ready(folder, settings)
+            lock.share(settings.open_seconds)
+            return state
+        if alone or lock.try_share():
+            found = read_state(folder)
+            if found is not None and found.trusted(boot_id):
+                return _taken_over(folder, lock, found, boot_id, settings)
+            lock.let_go()
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"{folder}: nobody has made it ready, or checked it")
+        time.sleep(random.uniform(*_PAUSE_SECONDS))
+
+
+def _taken_over(
+    folder: Path, lock: UsersLock, found: State, boot_id: str, settings: LMDBStoreSettings
+) -> State:
+    """Mark a trusted file as in use."""
+    lmdb_folder.inspect(folder)
+    if found.clean:
+        found = replace(found, boot_id=boot_id, clean=False)
+        write_state(folder, found)
+    lock.share(settings.open_seconds)
+    return found
+
+
+REGISTRY: Final = Registry()

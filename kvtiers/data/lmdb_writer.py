@@ -1,0 +1,153 @@
+"""Frames into an LMDB environment, in batches that fail one by one if they must."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import lmdb
+
+from kvtiers.data.lmdb_access import LMDBAccess
+from kvtiers.data.lmdb_environment import UnavailableError
+from kvtiers.data.lmdb_records import footprint
+from kvtiers.data.lmdb_settings import Eviction
+from kvtiers.data.lmdb_shelf import Shelf
+from kvtiers.data.slab import Slab
+from kvtiers.data.store import FrameRef
+from kvtiers.model.errors import KVTiersError
+from kvtiers.model.keys import StoreKey
+from kvtiers.model.outcome import Outcome
+
+logger = logging.getLogger(__name__)
+
+_DELETE_KEYS: Final = 256  # of one transaction
+_SINGLE_ATTEMPTS: Final = 4  # freed pages return two transactions later
+_CHECK_EVERY: Final = 256  # transactions
+_BATCH_SHARE: Final = 16  # a transaction writes at most 1 / 16 of the map
+
+
+class LMDBWriter:
+    """Writes on one thread. Every frame's fate is an `Outcome`, whatever LMDB raises."""
+
+    def __init__(self, access: LMDBAccess, slab: Slab) -> None:
+        self._access = access
+        self._slab = slab
+        self._settings = access.settings
+        self._num_transactions = 0
+        self._says_failure = True
+
+    def put(self, frames: Sequence[FrameRef]) -> list[Outcome]:
+        """Keep frames, in as many transactions as it takes."""
+        outcomes: list[Outcome] = []
+        while len(outcomes) < len(frames):
+            batch = self._next_batch(frames, len(outcomes))
+            try:
+                outcomes += self._put_batch(batch)
+            except UnavailableError as error:  # which was said already
+                logger.debug("%d frames not written: %s", len(batch), error)
+                outcomes += [Outcome.FAILED] * len(batch)
+            except (KVTiersError, OSError, ValueError) as error:
+                self._say(len(batch), error)
+                outcomes += [Outcome.FAILED] * len(batch)
+        return outcomes
+
+    def delete(self, keys: Sequence[StoreKey]) -> None:
+        """Drop frames; those of a store that is away stay, which is safe: a key is content."""
+        for start in range(0, len(keys), _DELETE_KEYS):
+            part = keys[start : start + _DELETE_KEYS]
+            self._change(lambda shelf, part=part: shelf.delete(part), "delete frames")  # type: ignore[misc]
+
+    def clear(self) -> None:
+        """Drop every frame."""
+        self._change(Shelf.clear, "drop all frames")
+
+    def touch(self, keys: Iterable[StoreKey]) -> None:
+        """Note accesses."""
+
+        def touch(shelf: Shelf) -> None:
+            for key in keys:
+                shelf.touch(key)
+
+        self._change(touch, "note accesses")
+
+    # -- internals --------------------------------------------------------------------
+
+    def _next_batch(self, frames: Sequence[FrameRef], start: int) -> Sequence[FrameRef]:
+        """Return the frames of the next transaction: at least one, bounded in number and bytes."""
+        room = self._settings.capacity_nbytes // _BATCH_SHARE
+        end = start
+        while end < len(frames) and end - start < self._settings.batch_frames:
+            room -= footprint(frames[end].nbytes)
+            if room < 0 and end > start:
+                break
+            end += 1
+        return frames[start:end]
+
+    def _put_batch(self, frames: Sequence[FrameRef]) -> list[Outcome]:
+        """Write a batch; where it fails, its halves, down to single frames."""
+        attempts = _SINGLE_ATTEMPTS if len(frames) == 1 else 1
+        full = False
+        for _ in range(attempts):
+            try:
+                return self._transact(frames)
+            except lmdb.MapFullError:
+                full = True
+            except lmdb.Error as error:  # EIO is what a full disk makes of a commit
+                full = False
+                self._say(len(frames), error)
+            self._make_room(frames)
+        if len(frames) == 1:
+            return [Outcome.FULL if full else Outcome.FAILED]
+        middle = len(frames) // 2
+        return self._put_batch(frames[:middle]) + self._put_batch(frames[middle:])
+
+    def _transact(self, frames: Sequence[FrameRef]) -> list[Outcome]:
+        eviction = self._settings.eviction
+        with self._access.writing() as session:
+            shelf = Shelf(session, self._settings.batch_frames)
+            session.env.prepare(shelf.counters, sum(footprint(frame.nbytes) for frame in frames))
+            outcomes = [
+                shelf.put(frame.key, self._slab.view(frame.slot)[: frame.nbytes], eviction)
+                for frame in frames
+            ]
+            shelf.save()
+        self._after()
+        self._says_failure = True
+        return outcomes
+
+    def _make_room(self, frames: Sequence[FrameRef]) -> None:
+        """Free pages for frames that found none: those of dead readers, then of old frames."""
+        nbytes = 2 * sum(footprint(frame.nbytes) for frame in frames)
+        self._access.open().free_stale_readers()
+        if self._settings.eviction is Eviction.OLDEST:
+            self._change(lambda shelf: shelf.evict(nbytes), "evict")
+        for _ in range(2):  # what was freed can be used by the transaction after the next
+            self._change(Shelf.save, "pass on free pages")
+
+    def _change(self, change: Callable[[Shelf], object], what: str) -> None:
+        try:
+            with self._access.writing() as session:
+                shelf = Shelf(session, self._settings.batch_frames)
+                change(shelf)
+                shelf.save()
+        except (KVTiersError, OSError, lmdb.Error) as error:
+            logger.debug("%s: cannot %s: %s", self._settings.path, what, error)
+            return
+        self._after()
+
+    def _after(self) -> None:
+        """After each transaction: let another process have its turn, and look for dead readers."""
+        self._num_transactions += 1
+        if self._num_transactions % _CHECK_EVERY == 0:
+            with suppress(UnavailableError):
+                self._access.open().free_stale_readers()
+        os.sched_yield()  # the write lock is not fair: who asks again at once may get it again
+
+    def _say(self, num_frames: int, error: Exception) -> None:
+        """Report the first failure since something was written."""
+        log = logger.warning if self._says_failure else logger.debug
+        log("%s: %d frames not written: %s", self._settings.path, num_frames, error)
+        self._says_failure = False

@@ -1,0 +1,456 @@
+"""Opening an LMDB environment: once, only where it may be, and never a damaged one."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib.metadata
+import logging
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import lmdb
+import pytest
+from lmdb_box import MIB, NBYTES, Box, key_of, settings_of
+
+from kvtiers.data import lmdb_check, lmdb_mount
+from kvtiers.data.lmdb_access import LMDBAccess
+from kvtiers.data.lmdb_environment import UnavailableError
+from kvtiers.data.lmdb_files import DATA, SET_ASIDE, inspect_data, read_state
+from kvtiers.data.lmdb_registry import REGISTRY
+from kvtiers.data.lmdb_settings import Eviction, WriteMap
+from kvtiers.model.errors import CapacityError, ConfigError, ProtocolError
+from kvtiers.model.keys import StoreKey
+from kvtiers.model.outcome import Outcome
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shared.lmdb"
+
+
+def fill(path: Path, *numbers: int, clean: bool = True, **more: object) -> None:
+    """Leave frames in a store, as a process that closes it or that is killed does."""
+    box = Box(settings_of(path, **more))
+    assert box.put(*numbers) == [Outcome.OK] * len(numbers)
+    if not clean:
+        state = (path / "state.json").read_bytes()
+    box.close()
+    if not clean:
+        (path / "state.json").write_bytes(state)
+
+
+def no_check(*_: object) -> str:
+    raise AssertionError("the file was checked")
+
+
+# One file, one environment
+
+
+def test_aliases_of_a_path_share_one_environment(path: Path, tmp_path: Path) -> None:
+    """R102."""
+    fill(path, 1)
+    alias = tmp_path / "alias"
+    alias.symlink_to(path)
+    (tmp_path / "deep").mkdir()
+    names = (path, alias, tmp_path / "deep" / ".." / path.name)
+    found = [REGISTRY.acquire(settings_of(name)) for name in names]
+    assert found[0] is found[1] is found[2]
+    for env in found:
+        with env.reading() as txn:  # still open until the last one lets go
+            assert txn.get(key_of(1), db=env.index) is not None
+        REGISTRY.release(env)
+    with pytest.raises(UnavailableError), found[0].reading():
+        pass
+
+
+def test_two_stores_of_one_process_share_a_file(path: Path) -> None:
+    a, b = Box(settings_of(path)), Box(settings_of(path))
+    assert a.put(1) == [Outcome.OK]
+    assert b.get(1) == [Outcome.OK]
+    a.close()
+    assert b.put(2) == [Outcome.OK]
+    b.close()
+
+
+def test_files_are_the_owners_only(path: Path) -> None:
+    old = os.umask(0)
+    try:
+        fill(path, 1)
+    finally:
+        os.umask(old)
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert {file.name: file.stat().st_mode & 0o777 for file in path.iterdir()} == dict.fromkeys(
+        (DATA, "lock.mdb", "state.json", "users.lock"), 0o600
+    )
+
+
+def test_capacity_is_the_creators_and_disagreement_is_told(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(path, 1, capacity_nbytes=4 * MIB)
+    box = Box(settings_of(path, 8 * MIB))
+    assert str(4 * MIB) in caplog.text
+    assert str(8 * MIB) in caplog.text
+    box.put(*range(400, 464))
+    for n in range(0, 400, 50):
+        box.put(*range(n, n + 50))
+    assert len(box.held()) == 4 * MIB // NBYTES
+    box.close()
+
+
+def test_map_has_room_above_the_capacity(path: Path) -> None:
+    fill(path, 1, capacity_nbytes=64 * MIB)
+    state = read_state(path)
+    assert state is not None
+    assert state.map_nbytes >= 64 * MIB / 0.85
+
+
+def test_bad_versions_of_the_library_are_excluded() -> None:
+    """R96."""
+    needed = next(r for r in importlib.metadata.requires("kvtiers") or () if r.startswith("lmdb"))
+    assert "!=2.2.0" in needed
+    assert "!=2.2.1" in needed
+
+
+# Growth
+
+
+def test_growth_waits_for_an_open_reader_and_keeps_the_handles(path: Path) -> None:
+    """R95, R96: a map is not changed under a transaction, and named databases stay valid."""
+    box = Box(settings_of(path, 4 * MIB))
+    assert box.put(1) == [Outcome.OK]
+    env = REGISTRY.acquire(settings_of(path, 4 * MIB))
+    inside = threading.Event()
+    ended: list[float] = []
+
+    def read() -> None:
+        with env.reading() as txn:
+            inside.set()
+            time.sleep(0.3)
+            assert txn.get(key_of(1), db=env.frames) is not None
+            ended.append(time.monotonic())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    inside.wait()
+    env.grow(16 * MIB)
+    assert ended
+    assert time.monotonic() >= ended[0]
+    thread.join()
+    for n in range(0, 600, 50):
+        assert box.put(*range(n, n + 50)) == [Outcome.OK] * 50
+    assert len(box.held()) == 600
+    REGISTRY.release(env)
+    box.close()
+
+
+def test_growing_to_less_is_refused(path: Path) -> None:
+    env = REGISTRY.acquire(settings_of(path, 4 * MIB))
+    with pytest.raises(CapacityError, match=str(2 * MIB)):
+        env.grow(2 * MIB)
+    REGISTRY.release(env)
+
+
+# Where it may be
+
+
+def test_network_file_systems_are_refused(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R107."""
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        f"23 22 0:40 / {tmp_path} rw,relatime shared:1 - nfs4 server:/export rw\n"
+        f"24 22 0:41 / {tmp_path}x rw - tmpfs none rw\n"
+    )
+    assert lmdb_mount.filesystem_of(path, table) == "nfs4"
+    assert lmdb_mount.filesystem_of(Path("/usr"), table) == "ext4"
+    assert lmdb_mount.filesystem_of(path, tmp_path / "none") == "unknown"
+    original = lmdb_mount.filesystem_of
+    monkeypatch.setattr(lmdb_mount, "filesystem_of", lambda p: original(p, table))
+    with pytest.raises(ConfigError, match=r"nfs4.*local disk"):
+        Box(settings_of(path))
+
+
+def test_file_system_without_locks_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R107."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ConfigError, match="without locks"):
+        Box(settings_of(path))
+
+
+def test_path_that_is_a_file_is_refused(path: Path) -> None:
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="is a file"):
+        Box(settings_of(path))
+    assert path.read_text() == "mine"
+
+
+def test_missing_parent_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match="make its parent first"):
+        Box(settings_of(path / "a" / "b"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_folder_of_another_user_is_refused(path: Path) -> None:
+    path.mkdir()
+    os.chown(path, 12_345, -1)
+    with pytest.raises(ConfigError, match="12345"):
+        Box(settings_of(path))
+
+
+def test_capacity_above_the_free_disk_is_refused(path: Path) -> None:
+    free = os.statvfs(path.parent)
+    nbytes = 2 * free.f_bavail * free.f_frsize
+    with pytest.raises(CapacityError, match="would fit"):
+        Box(settings_of(path, nbytes))
+    fill(path, 1)  # nothing of the attempt is in the way
+
+
+def test_store_of_another_format_is_not_destroyed(path: Path) -> None:
+    fill(path, 1)
+    state = (path / "state.json").read_text()
+    (path / "state.json").write_text(state.replace('"version": 1', '"version": 2'))
+    with pytest.raises(ConfigError, match="format 2"):
+        Box(settings_of(path))
+    (path / "state.json").write_text(state)
+    box = Box(settings_of(path))
+    assert box.get(1) == [Outcome.OK]
+    box.close()
+
+
+# Trust
+
+
+def test_after_a_clean_end_another_boot_needs_no_check(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path, 1, boot_id="monday")
+    monkeypatch.setattr(lmdb_check, "verdict", no_check)
+    box = Box(settings_of(path, boot_id="tuesday"))
+    assert box.get(1) == [Outcome.OK]
+    box.close()
+
+
+def test_killed_process_of_this_boot_needs_no_check(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path, 1, clean=False)
+    monkeypatch.setattr(lmdb_check, "verdict", no_check)
+    box = Box(settings_of(path))
+    assert box.get(1) == [Outcome.OK]
+    box.close()
+
+
+def test_after_a_crash_of_the_machine_a_whole_file_is_checked_and_kept(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(path, 1, 2, clean=False, boot_id="monday")
+    box = Box(settings_of(path, boot_id="tuesday"))
+    assert "checking all of it" in caplog.text
+    assert box.get(1, 2) == [Outcome.OK] * 2
+    assert not (path / SET_ASIDE).exists()
+    box.close()
+
+
+@pytest.mark.parametrize("write_map", list(WriteMap))
+@pytest.mark.parametrize("page", [2, 5, 9, 12])
+def test_after_a_crash_of_the_machine_a_damaged_file_is_set_aside(
+    path: Path, page: int, write_map: WriteMap
+) -> None:
+    fill(path, 1, 2, 3, clean=False, boot_id="monday", write_map=write_map)
+    with (path / DATA).open("r+b") as file:
+        file.seek(page * 4096)
+        file.write(b"\xff" * 4096)
+    before = lmdb_check.verdict(path, 30)
+    box = Box(settings_of(path, boot_id="tuesday", write_map=write_map))
+    outcomes = box.get(1, 2, 3)  # a frame that arrives is verified by whoever asked
+    box.close()
+    assert (path / SET_ASIDE).exists() == (before is not None)
+    if before is not None:
+        assert outcomes == [Outcome.MISSING] * 3
+
+
+def test_check_that_takes_too_long_sets_aside(path: Path) -> None:
+    fill(path, 1, clean=False, boot_id="monday")
+    box = Box(settings_of(path, boot_id="tuesday", check_seconds=0.01))
+    assert box.get(1) == [Outcome.MISSING]
+    assert (path / SET_ASIDE).exists()
+    box.close()
+
+
+@pytest.mark.parametrize("write_map", list(WriteMap))
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5])
+def test_file_cut_while_closed_is_set_aside(
+    path: Path, share: float, write_map: WriteMap, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R104: reading beyond the end would kill the process."""
+    fill(path, *range(60), write_map=write_map)
+    found = inspect_data(path / DATA)
+    assert found is not None
+    os.truncate(path / DATA, int(found.needed_nbytes * share))
+    box = Box(settings_of(path, write_map=write_map))
+    assert box.get(1) == [Outcome.MISSING]
+    assert box.put(1) == [Outcome.OK]
+    assert "set aside" in caplog.text
+    box.close()
+
+
+def test_file_of_something_else_is_set_aside(path: Path) -> None:
+    path.mkdir()
+    (path / DATA).write_bytes(b"precious" * 4096)
+    fill(path, 1)
+    assert (path / SET_ASIDE).read_bytes() == b"precious" * 4096
+
+
+# Going away, and coming back
+
+
+def wait_until_back(box: Box, number: int, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while box.put(number) != [Outcome.OK]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("write_map", list(WriteMap))
+@pytest.mark.parametrize("harm", ["file removed", "folder removed", "cut", "emptied"])
+def test_file_that_goes_is_a_miss_and_the_store_recovers(
+    path: Path, harm: str, write_map: WriteMap, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R34."""
+    box = Box(settings_of(path, write_map=write_map))
+    assert box.put(*range(60)) == [Outcome.OK] * 60
+    caplog.set_level(logging.WARNING)
+    if harm == "cut":
+        os.truncate(path / DATA, 100_000)
+    elif harm == "emptied":
+        os.truncate(path / DATA, 0)
+    elif harm == "file removed":
+        (path / DATA).unlink()
+    else:
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    assert box.get(1, 2) == [Outcome.MISSING] * 2
+    for n in range(5):
+        box.get(n)
+    assert box.held() == set()
+    wait_until_back(box, 100)
+    assert box.get(100, 1) == [Outcome.OK, Outcome.MISSING]
+    assert sum("is away" in record.message for record in caplog.records) == 1
+    assert sum("is back" in record.message for record in caplog.records) == 1
+    box.close()
+
+
+def test_file_that_may_not_be_read_is_a_miss_until_it_may(path: Path) -> None:
+    """R34."""
+    box = Box(settings_of(path))
+    assert box.put(1) == [Outcome.OK]
+    (path / DATA).chmod(0)
+    assert box.get(1) == [Outcome.MISSING]
+    assert box.put(2) == [Outcome.FAILED]
+    (path / DATA).chmod(0o600)
+    wait_until_back(box, 3)
+    assert box.get(1) == [Outcome.OK]
+    box.close()
+
+
+def test_away_store_is_probed_seldom(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    access = LMDBAccess(settings_of(path, reprobe_seconds=5.0), clock=lambda: now[0])
+    access.open()
+    (path / DATA).chmod(0)
+    with pytest.raises(UnavailableError), access.reading():
+        pass
+    (path / DATA).chmod(0o600)
+    for now[0] in (0.0, 4.0):
+        with pytest.raises(UnavailableError):
+            access.open()
+    now[0] = 5.0
+    access.open()
+    access.close()
+
+
+# What is put, and how
+
+
+def test_batch_larger_than_the_store_reports_every_frames_fate(path: Path) -> None:
+    """R97: LMDB itself loses the whole batch."""
+    box = Box(settings_of(path, 20 * NBYTES, eviction=Eviction.NONE), num_slots=100)
+    outcomes = box.put(*range(100))
+    assert outcomes == [Outcome.OK] * 20 + [Outcome.FULL] * 80
+    assert box.held() == {key_of(n) for n in range(20)}
+    box.close()
+
+
+def test_full_map_costs_only_the_frames_that_find_no_room(path: Path) -> None:
+    """R97: an old reader keeps every page, so that nothing that is freed can be used."""
+    box = Box(settings_of(path, 4 * MIB), num_slots=400)
+    env = REGISTRY.acquire(settings_of(path, 4 * MIB))
+    with env.reading():
+        outcomes = [o for start in range(0, 4000, 200) for o in box.put(*range(start, start + 200))]
+    assert set(outcomes) == {Outcome.OK, Outcome.FULL}
+    assert box.put(*range(5000, 5200)) == [Outcome.OK] * 200
+    assert (path / DATA).stat().st_size <= env.map_nbytes
+    REGISTRY.release(env)
+    box.close()
+    lmdb_check.check(path)
+
+
+@pytest.mark.parametrize("nbytes", [0, 31, 33, 512])
+def test_keys_of_another_size_are_refused(path: Path, nbytes: int) -> None:
+    """R105."""
+    box = Box(settings_of(path))
+    with pytest.raises(ProtocolError, match=f"{nbytes} bytes, expected 32"):
+        box.store.delete([StoreKey(bytes(nbytes))])
+    box.close()
+
+
+def test_readers_beyond_the_table_are_told_apart_from_loss(path: Path) -> None:
+    """R99: what is busy comes back without being opened again."""
+    access = LMDBAccess(settings_of(path, max_readers=2))
+    env = access.open()
+    refused = pytest.raises(UnavailableError, match="no transaction")
+    with env.reading(), env.reading(), refused, access.reading():
+        pass
+    with access.reading():
+        assert access.open() is env
+    access.close()
+
+
+# Pickling
+
+
+def read_elsewhere(access: LMDBAccess, key: StoreKey) -> bool:
+    with access.reading() as session:
+        return session.txn.get(key, db=session.env.index) is not None
+
+
+def test_settings_and_access_go_to_a_spawned_process(path: Path) -> None:
+    """R106."""
+    box = Box(settings_of(path))
+    assert box.put(1) == [Outcome.OK]
+    access = LMDBAccess(settings_of(path))
+    access.open()
+    assert pickle.loads(pickle.dumps(access.settings)) == access.settings
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(read_elsewhere, (access, key_of(1)))
+    with pytest.raises(TypeError, match="LMDBStoreSettings"):
+        pickle.dumps(box.store)
+    access.close()
+    box.close()
+
+
+def test_lmdb_is_the_library_that_was_tried() -> None:
+    assert lmdb.version() >= (0, 9, 24)
