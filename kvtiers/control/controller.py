@@ -9,15 +9,18 @@ from typing import Final
 
 from kvtiers.control.answers import Answer, LoadDone, kept_blocks, slowest
 from kvtiers.control.fences import Fences
+from kvtiers.control.gates import Gates
 from kvtiers.control.jobs import Job, JobTable, Row
 from kvtiers.control.offload import OffloadDesk
 from kvtiers.control.places import Places
 from kvtiers.control.policy import make_policy
 from kvtiers.control.presence import PresenceTable
+from kvtiers.control.probes import ProbeDesk
 from kvtiers.control.reload import LoadRequest, Match, ReloadDesk
 from kvtiers.control.settings import ControlSettings
 from kvtiers.control.tier import Residence, Tier
-from kvtiers.cost.links import offload_link, read_link, reload_link
+from kvtiers.control.traffic import read_nbytes, row_nbytes
+from kvtiers.cost.links import offload_link
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt
 from kvtiers.model.keys import BlockKey, Rank, pack_keys, unpack_keys
@@ -78,7 +81,9 @@ class Controller:
         self.presence = PresenceTable()
         self.jobs = JobTable(tuple(ranks))
         self.fences = Fences()
-        places = Places(self.dram, self.stores, self.presence)
+        self.gates = Gates(settings, counters)
+        places = Places(self.dram, self.stores, self.presence, self.gates)
+        self._probes = ProbeDesk(settings, places, self.jobs)
         self._offloads = OffloadDesk(settings, places, self.jobs, self.fences, counters)
         self._reloads = ReloadDesk(settings, places, self.jobs, counters)
         self._asked: dict[str, _Asked] = {}
@@ -161,7 +166,7 @@ class Controller:
         self._asked.pop(load.request_id, None)
         job = self._reloads.start(load, self.epoch, now)
         self._loading[load.request_id] = job.job_id
-        for link, nbytes in self._read_nbytes(job).items():
+        for link, nbytes in read_nbytes(job, self.settings).items():
             self.cost.links.submitted(link, nbytes)
         return job.job_id
 
@@ -224,17 +229,20 @@ class Controller:
         Answers of an epoch before a `reset` only give back what their job held.
         """
         job, outcomes, done = self.jobs.answer(completion)
+        reads = job.kind in (TransferKind.RELOAD, TransferKind.PROMOTE)
         loaded = None
         if outcomes is not None:
+            self.gates.answered(job, completion.hop, outcomes, now)
             if completion.hop == HBM:
                 loaded = self._reloaded(job, outcomes, now)
+            elif completion.hop != RELEASED and reads:
+                self._reloads.settle(job, outcomes, self.epoch)
             elif completion.hop != RELEASED:
                 self._offloads.settle(job, completion.hop, outcomes, self.epoch)
                 if completion.hop == DRAM:
-                    self.cost.links.done(offload_link(), self._row_nbytes * len(job.rows))
+                    self.cost.links.done(offload_link(), row_nbytes(self.settings) * len(job.rows))
         if done:
-            desk = self._reloads if job.kind is TransferKind.RELOAD else self._offloads
-            desk.closed(job)
+            (self._reloads if reads else self._offloads).closed(job)
         return loaded
 
     def distrust(self) -> None:
@@ -264,6 +272,7 @@ class Controller:
         self._lookups.clear()
         self._asking.clear()
         self.presence.reset()
+        self.gates.reset()
         self._asked.clear()
 
     def take_orders(
@@ -273,8 +282,10 @@ class Controller:
         after = self._offloads.seal()
         if after is not None:
             self._submitted(after)
+        self.gates.tick(now)
         demote = self._offloads.demote(self.epoch)
-        before = [*self._before, *self._reloads.orders(now, sync_jobs)]
+        probes = self._probes.orders(self.epoch, now)
+        before = [*self._before, *probes, *self._reloads.orders(now, sync_jobs)]
         if demote is not None:
             before.append(demote)
         self._step += 1
@@ -316,7 +327,7 @@ class Controller:
 
     def _version(self) -> tuple[int, ...]:
         tiers = (tier.version for tier in self.stores if tier is not None)
-        return (self.epoch, self.dram.version, self.presence.version, *tiers)
+        return (self.epoch, self.dram.version, self.presence.version, self.gates.version, *tiers)
 
     def _compare(self, request_id: str, match: Match, num_tokens: int) -> Answer:
         if request_id in self._barred or match.num_blocks == 0:
@@ -335,13 +346,8 @@ class Controller:
                 self._asking.update((store, key) for key in new)
                 self._lookups.setdefault(store, []).extend(new)
 
-    @property
-    def _row_nbytes(self) -> int:
-        """Bytes of one block of one KV group, the groups taken as equal."""
-        return self.settings.block_nbytes // len(self.settings.groups)
-
     def _submitted(self, transfer: Transfer) -> None:
-        self.cost.links.submitted(offload_link(), self._row_nbytes * transfer.num_blocks)
+        self.cost.links.submitted(offload_link(), row_nbytes(self.settings) * transfer.num_blocks)
 
     def _reloaded(self, job: Job, outcomes: UInt8s, now: float) -> LoadDone:
         num_loaded, num_failed = self._reloads.settle(job, outcomes, self.epoch)
@@ -350,19 +356,10 @@ class Controller:
             del self._loading[job.request_id]
         if num_failed and alive:
             self._barred.add(job.request_id)  # until it is preempted or ends: it must not loop
-        for link, nbytes in self._read_nbytes(job).items():
+        for link, nbytes in read_nbytes(job, self.settings).items():
             self.cost.links.done(link, nbytes)
         kept = kept_blocks(job, outcomes, self.settings) if num_failed else {}
         return LoadDone(job.request_id, num_loaded, num_failed, now - job.started, kept)
-
-    def _read_nbytes(self, job: Job) -> dict[str, int]:
-        """Return the bytes that a reload queues on each link."""
-        nbytes = {reload_link(): self._row_nbytes * len(job.rows)}
-        for row in job.rows:
-            if row.source:
-                link = read_link(self.settings.stores[row.source - 1].name)
-                nbytes[link] = nbytes.get(link, 0) + self._row_nbytes
-        return nbytes
 
     def _forgets(self) -> list[Forget]:
         """Return the keys that private stores must drop; DRAM needs no telling."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvtiers.control.gates import Gates
 from kvtiers.control.presence import PresenceTable
 from kvtiers.control.tier import Tier
 
@@ -16,8 +17,10 @@ class Places:
     Attributes:
         dram: the slab. stores: in the order of the settings; None for a shared store, whose
             contents are known through `presence` only.
+        gates: which stores are in use.
     """
 
     dram: Tier
     stores: Sequence[Tier | None]
     presence: PresenceTable
+    gates: Gates

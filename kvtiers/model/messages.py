@@ -117,8 +117,8 @@ class Completion:
 
     Attributes:
         hop: the place that the blocks reached: `DRAM`, `HBM`, or a store's name; `RELEASED`
-            says only that the slots of a RELOAD or PROMOTE which was answered early (its deadline or its
-            epoch had passed, or the executor failed) are free at last.
+            says only that the slots of a RELOAD or PROMOTE which was answered early (its deadline
+            or its epoch had passed, or the executor failed) are free at last.
         outcomes: one `Outcome` per row of the order.
         last: whether the rank is done with the job, and holds none of its slots.
     """

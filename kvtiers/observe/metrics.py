@@ -56,6 +56,7 @@ METRIC_ERRORS: Final = "kvtiers_metric_errors_total"
 TIER_BLOCKS: Final = "kvtiers_tier_blocks"
 TIER_CAPACITY_BLOCKS: Final = "kvtiers_tier_capacity_blocks"
 PINNED_BLOCKS: Final = "kvtiers_pinned_blocks"
+STORE_OFF: Final = "kvtiers_store_off"
 
 _COUNTERS: Final = (
     (BLOCKS_OFFLOADED, "Blocks that arrived in a tier from HBM.", ("tier",)),
@@ -87,6 +88,12 @@ _GAUGES: Final = (
     (TIER_BLOCKS, "Blocks that a tier holds.", ("tier",)),
     (TIER_CAPACITY_BLOCKS, "Blocks that a tier can hold.", ("tier",)),
     (PINNED_BLOCKS, "Blocks that may not be evicted now.", ()),
+    (
+        STORE_OFF,
+        "1 while a store is switched off because it kept failing (`direction`: read or write); it "
+        "is tried again after 1 s, and after twice as long each time that fails, up to 60 s.",
+        ("tier", "direction"),
+    ),
 )
 METRICS: Final[Mapping[str, Metric]] = {
     name: Metric(name, kind, text, labels)

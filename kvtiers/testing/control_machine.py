@@ -17,7 +17,8 @@ from kvtiers.cost.prefill import ModelShape, PrefillModel
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.keys import Rank
 from kvtiers.observe.metrics import Counters
-from kvtiers.testing.sim_engine import BLOCK_SIZE, SHARED, SimEngine
+from kvtiers.testing.sim_engine import SimEngine
+from kvtiers.testing.sim_request import BLOCK_SIZE, SHARED
 
 dram_only = ControlSettings(num_slots=5, block_size=BLOCK_SIZE, block_nbytes=100)
 write_through = ControlSettings(
