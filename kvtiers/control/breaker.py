@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-# A hang costs whoever waits one deadline for each failure, a healthy medium hardly ever fails
-# twice in a row: three is the least that no single bad frame and no single slow moment reaches.
+# A healthy medium hardly ever fails twice in a row; three is more than a single bad frame and a
+# single slow moment reach together. A hang counts double: it costs whoever waits a whole deadline,
+# and holds slots until it ends.
 NUM_FAILURES: Final = 3
 FIRST_BACKOFF_SECONDS: Final = 1.0
 MAX_BACKOFF_SECONDS: Final = 60.0
@@ -78,12 +79,12 @@ class Breaker:
             self._closed_after_failure = False
 
     def failed(self, now: float) -> None:
-        """Note work that it has not done."""
-        if not self.closed:
-            return
-        self._in_a_row = min(self._in_a_row, 0) - 1
-        if self._closed_after_failure or -self._in_a_row >= self._num_failures:
-            self._open(now)
+        """Note work that it has refused, or done badly."""
+        self._fail(1, now)
+
+    def hung(self, now: float) -> None:
+        """Note work of which it has done nothing in time."""
+        self._fail(2, now)
 
     def probe(self) -> None:
         """Note that a probe is under way."""
@@ -106,6 +107,13 @@ class Breaker:
     def probe_said_nothing(self) -> None:
         """Note that a probe is over and has shown nothing: the next may follow at once."""
         self.probing = False
+
+    def _fail(self, weight: int, now: float) -> None:
+        if not self.closed:
+            return
+        self._in_a_row = min(self._in_a_row, 0) - weight
+        if self._closed_after_failure or -self._in_a_row >= self._num_failures:
+            self._open(now)
 
     def _open(self, now: float) -> None:
         self._until = now + self._backoff

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from enum import Enum
 from typing import Final
 
 from kvtiers.control.breaker import Breaker
@@ -30,8 +31,8 @@ class Gates:
     """Two breakers per store, for reads and for writes.
 
     A job counts once for each store it read or wrote: as a failure where more blocks failed
-    than came, as a success where any came. Rows that the copier or a lack of slots is to blame
-    for do not count.
+    than came, as a hang where none did anything in time, else as a success where any came. Rows
+    that the copier or a lack of slots is to blame for do not count.
 
     A *frame* that FAILED goes only when it fails again after the store has delivered others:
     a medium that is down for a while keeps its inventory.
@@ -127,11 +128,8 @@ class Gates:
             here = [(r.key, f) for r, f in rows if r.source == idx + 1 and not r.given_up]
             self._note_frames(idx, here)
             breaker = self._reads[idx]
-            verdict = None if blameless else _verdict([fate for _, fate in here])
-            if job.probes:
-                _settle_probe(breaker, verdict, now)
-            elif verdict is not None:
-                breaker.succeeded() if verdict else breaker.failed(now)
+            verdict = _Verdict.SILENT if blameless else _verdict([fate for _, fate in here])
+            (_settle_probe if job.probes else _settle)(breaker, verdict, now)
 
     def _blameless(self, job: Job, rows: Sequence[tuple[Row, Outcome]]) -> bool:
         """Whether something else than a store may be why rows failed: the copier, as rows from
@@ -160,8 +158,8 @@ class Gates:
         if probe is not None and any(row is probe for row in job.rows):
             del self._write_probes[idx]
             _settle_probe(breaker, verdict, now)
-        elif verdict is not None:
-            breaker.succeeded() if verdict else breaker.failed(now)
+        else:
+            _settle(breaker, verdict, now)
 
     def _note_frames(self, idx: int, rows: Sequence[tuple[BlockKey, Outcome]]) -> None:
         """Remember which frames failed, and mark (by -1) those that others were delivered after."""
@@ -206,19 +204,39 @@ class Gates:
                     self._counters.set(STORE_OFF, place, int(not breaker.closed))
 
 
-def _verdict(fates: Sequence[Outcome]) -> bool | None:
-    """Return whether a medium did its work; None where nothing shows it."""
+class _Verdict(Enum):
+    """What a job says about a medium."""
+
+    WORKS = "works"  # most came
+    FAILS = "fails"
+    HANGS = "hangs"  # nothing came in time
+    SILENT = "silent"  # nothing that it is to praise or to blame for
+
+
+def _verdict(fates: Sequence[Outcome]) -> _Verdict:
     num_ok = sum(fate is Outcome.OK for fate in fates)
+    num_failed = sum(fate is Outcome.FAILED for fate in fates)
     num_broken = sum(fate in _BROKEN for fate in fates)
     if not num_ok and not num_broken:
-        return None
-    return num_ok >= num_broken
+        return _Verdict.SILENT
+    if num_ok >= num_broken:
+        return _Verdict.WORKS
+    return _Verdict.FAILS if num_ok or num_failed else _Verdict.HANGS
 
 
-def _settle_probe(breaker: Breaker, verdict: bool | None, now: float) -> None:
-    if verdict is None:
+def _settle(breaker: Breaker, verdict: _Verdict, now: float) -> None:
+    if verdict is _Verdict.WORKS:
+        breaker.succeeded()
+    elif verdict is _Verdict.FAILS:
+        breaker.failed(now)
+    elif verdict is _Verdict.HANGS:
+        breaker.hung(now)
+
+
+def _settle_probe(breaker: Breaker, verdict: _Verdict, now: float) -> None:
+    if verdict is _Verdict.SILENT:
         breaker.probe_said_nothing()
-    elif verdict:
+    elif verdict is _Verdict.WORKS:
         breaker.probe_succeeded()
     else:
         breaker.probe_failed(now)

@@ -34,13 +34,20 @@ def open_seconds(breaker: Breaker, now: float) -> float:
     return tenths / 10
 
 
-@given(st.lists(st.booleans(), max_size=60))
-def test_it_opens_only_after_failures_in_a_row(fates):
+@given(st.lists(st.sampled_from(["succeeds", "fails", "hangs"]), max_size=60))
+def test_it_opens_only_after_failures_in_a_row_and_a_hang_counts_double(fates):
     breaker = Breaker()
     in_a_row = 0
-    for ok in fates:
-        breaker.succeeded() if ok else breaker.failed(0.0)
-        in_a_row = 0 if ok else in_a_row + 1
+    for fate in fates:
+        if fate == "succeeds":
+            breaker.succeeded()
+            in_a_row = 0
+        elif fate == "fails":
+            breaker.failed(0.0)
+            in_a_row += 1
+        else:
+            breaker.hung(0.0)
+            in_a_row += 2
         assert breaker.closed == (in_a_row < NUM_FAILURES)
         if not breaker.closed:
             return
