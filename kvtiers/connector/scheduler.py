@@ -13,6 +13,7 @@ from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import BlockIds, Reload, Step
 from kvtiers.control.answers import Answer, LoadDone
 from kvtiers.control.controller import Controller
+from kvtiers.control.prefetch import Arrival
 from kvtiers.control.reload import LoadRequest
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError
@@ -100,6 +101,21 @@ class SchedulerConnector:
     def arrived(self, request_id: str, hashes: Sequence[bytes]) -> None:
         """Note a new request, long before its admission."""
         self._state(request_id, hashes)
+
+    def prefetch(self, request_id: str, num_tokens: int, num_local_tokens: int) -> None:
+        """Bring what a request that has arrived would reload from stores to DRAM while it waits.
+
+        Args:
+            num_tokens: of the request. num_local_tokens: those that the engine has in HBM now, as
+                far as it can tell; what they cover is not read.
+        """
+        state = self._requests.get(request_id)
+        if state is None or self._controller is None or not self.config.stores:
+            return
+        state.derive_keys(self.shape.hashes_per_block)
+        start = num_local_tokens // self._block_size
+        arrival = Arrival(request_id, state.keys, start, num_tokens)
+        self._controller.arrived(arrival, self._clock())
 
     def reloadable(
         self, request_id: str, hashes: Sequence[bytes], num_tokens: int, num_local_tokens: int
@@ -296,6 +312,8 @@ class SchedulerConnector:
         state.derive_keys(self.shape.hashes_per_block)
         state.num_computed = num_computed
         state.num_full = min(num_computed // self._block_size, len(state.keys[0]))
+        if not state.admitted:
+            self.controller.admitted(request_id)
         state.admitted = True
         if state.tainted or min(state.num_offered) >= state.num_full:
             return

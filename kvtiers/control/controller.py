@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
 
 from kvtiers.control.answers import Answer, LoadDone, kept_blocks, slowest
+from kvtiers.control.departures import Departures
 from kvtiers.control.fences import Fences
 from kvtiers.control.gates import Gates
-from kvtiers.control.jobs import Job, JobTable, Row
+from kvtiers.control.jobs import Job, JobTable
 from kvtiers.control.offload import OffloadDesk
 from kvtiers.control.places import Places
 from kvtiers.control.policy import make_policy
+from kvtiers.control.prefetch import Arrival, PrefetchDesk
 from kvtiers.control.presence import PresenceTable
 from kvtiers.control.probes import ProbeDesk
 from kvtiers.control.reload import LoadRequest, Match, ReloadDesk
 from kvtiers.control.settings import ControlSettings
+from kvtiers.control.suspects import Suspects
 from kvtiers.control.tier import Residence, Tier
 from kvtiers.control.traffic import read_nbytes, row_nbytes
 from kvtiers.cost.links import offload_link
@@ -29,7 +31,6 @@ from kvtiers.model.messages import (
     HBM,
     RELEASED,
     Completion,
-    Forget,
     JobId,
     Lookup,
     Presence,
@@ -39,8 +40,6 @@ from kvtiers.model.messages import (
     UInt8s,
 )
 from kvtiers.observe.metrics import Counters
-
-_DISTRUSTED_STEPS: Final = 3  # the one that failed, and two that were scheduled before the news
 
 
 @dataclass(slots=True)
@@ -83,7 +82,9 @@ class Controller:
         self.fences = Fences()
         self.gates = Gates(settings, counters)
         places = Places(self.dram, self.stores, self.presence, self.gates)
+        self._departures = Departures(places, counters)
         self._probes = ProbeDesk(settings, places, self.jobs)
+        self._prefetches = PrefetchDesk(settings, places, self.jobs, counters)
         self._offloads = OffloadDesk(settings, places, self.jobs, self.fences, counters)
         self._reloads = ReloadDesk(settings, places, self.jobs, counters)
         self._asked: dict[str, _Asked] = {}
@@ -94,9 +95,7 @@ class Controller:
         self._before: list[Transfer] = []
         self._fenced: set[JobId] = set()
         self._step = 0
-        self._num_evicted: dict[str, int] = {}
-        self._recent: deque[tuple[JobId, ...]] = deque(maxlen=_DISTRUSTED_STEPS)
-        self._rows_of: dict[JobId, list[Row]] = {}
+        self._suspects = Suspects(places, self.jobs)
 
     # -- questions --------------------------------------------------------------------
 
@@ -161,13 +160,23 @@ class Controller:
 
     # -- commands: what happens to a request ------------------------------------------
 
+    def arrived(self, arrival: Arrival, now: float) -> None:
+        """Note a new request: shared stores are asked at once what they have of it, and what it
+        would reload from stores is brought to DRAM while it waits."""
+        if self._prefetches.arrived(arrival) and None in self.stores:
+            self._plan_ahead(arrival, now)
+
+    def admitted(self, request_id: str) -> None:
+        """Note that a request waits no more: nothing is brought ahead for it any longer."""
+        self._prefetches.left(request_id)
+
     def allocated(self, load: LoadRequest, now: float) -> JobId:
         """Start the reload of blocks that the engine has made room for."""
         self._asked.pop(load.request_id, None)
+        self._prefetches.left(load.request_id)
         job = self._reloads.start(load, self.epoch, now)
         self._loading[load.request_id] = job.job_id
-        for link, nbytes in read_nbytes(job, self.settings).items():
-            self.cost.links.submitted(link, nbytes)
+        self._count_queued(job)
         return job.job_id
 
     def overwritten(self, block_ids: Iterable[int]) -> None:
@@ -208,6 +217,7 @@ class Controller:
 
     def finished(self, request_id: str) -> None:
         """Forget a request that finished, was aborted, or left the queue."""
+        self._prefetches.left(request_id)
         self._asked.pop(request_id, None)
         self._barred.discard(request_id)
         self._loading.pop(request_id, None)
@@ -236,7 +246,7 @@ class Controller:
             if completion.hop == HBM:
                 loaded = self._reloaded(job, outcomes, now)
             elif completion.hop != RELEASED and reads:
-                self._reloads.settle(job, outcomes, self.epoch)
+                self._promoted(job, outcomes)
             elif completion.hop != RELEASED:
                 self._offloads.settle(job, completion.hop, outcomes, self.epoch)
                 if completion.hop == DRAM:
@@ -250,16 +260,7 @@ class Controller:
 
         A load failed, ours or another connector's, and what was computed on top of it is false.
         """
-        for rows in self._rows_of.values():
-            for row in rows:
-                if row.entry is not None:
-                    self.dram.doom(row.entry)
-                for idx, stored in row.store_entries.items():
-                    tier = self.stores[idx]
-                    if tier is not None and stored is not None:
-                        tier.doom(stored)
-        self._rows_of.clear()
-        self._recent.clear()
+        self._suspects.doom()
 
     def reset(self) -> None:
         """Start a new epoch: nothing that was stored before is served again."""
@@ -273,6 +274,7 @@ class Controller:
         self._asking.clear()
         self.presence.reset()
         self.gates.reset()
+        self._prefetches.reset()
         self._asked.clear()
 
     def take_orders(
@@ -285,7 +287,9 @@ class Controller:
         self.gates.tick(now)
         demote = self._offloads.demote(self.epoch)
         probes = self._probes.orders(self.epoch, now)
-        before = [*self._before, *probes, *self._reloads.orders(now, sync_jobs)]
+        promotes = self._prefetch(now)
+        reloads = self._reloads.orders(now, sync_jobs)
+        before = [*self._before, *probes, *promotes, *reloads]
         if demote is not None:
             before.append(demote)
         self._step += 1
@@ -296,10 +300,10 @@ class Controller:
             after=() if after is None else (after,),
             fences=tuple(sorted(self._fenced)),
             sync_loads=tuple(sync_jobs),
-            forgets=tuple(self._forgets()),
+            forgets=tuple(self._departures.take()),
             num_scheduled_tokens=num_scheduled_tokens,
         )
-        self._remember([*self._before, *orders.after])
+        self._suspects.remember([*self._before, *orders.after])
         self._before = []
         self._fenced = set()
         return orders
@@ -313,17 +317,6 @@ class Controller:
         return lookups
 
     # -- internals --------------------------------------------------------------------
-
-    def _remember(self, offloads: Sequence[Transfer]) -> None:
-        """Keep what this step offloads, until it can no longer turn out to be false."""
-        if len(self._recent) == self._recent.maxlen:
-            for job_id in self._recent[0]:
-                self._rows_of.pop(job_id, None)
-        self._recent.append(tuple(transfer.job_id for transfer in offloads))
-        for transfer in offloads:
-            job = self.jobs.get(transfer.job_id)
-            if job is not None:
-                self._rows_of[transfer.job_id] = job.rows
 
     def _version(self) -> tuple[int, ...]:
         tiers = (tier.version for tier in self.stores if tier is not None)
@@ -346,6 +339,30 @@ class Controller:
                 self._asking.update((store, key) for key in new)
                 self._lookups.setdefault(store, []).extend(new)
 
+    def _plan_ahead(self, arrival: Arrival, now: float) -> Answer:
+        tokens = arrival.num_tokens
+        return self.plan(arrival.request_id, arrival.keys, arrival.start, tokens, now)
+
+    def _prefetch(self, now: float) -> list[Transfer]:
+        ask = partial(self._plan_ahead, now=now)
+        jobs, orders = self._prefetches.orders(ask, self.epoch, now)
+        for job in jobs:
+            self._count_queued(job)
+        return orders
+
+    def _count_queued(self, job: Job) -> None:
+        for link, nbytes in read_nbytes(job, self.settings).items():
+            self.cost.links.submitted(link, nbytes)
+
+    def _count_done(self, job: Job) -> None:
+        for link, nbytes in read_nbytes(job, self.settings).items():
+            self.cost.links.done(link, nbytes)
+
+    def _promoted(self, job: Job, outcomes: UInt8s) -> None:
+        self._reloads.settle(job, outcomes, self.epoch)
+        if not job.probes:
+            self._count_done(job)
+
     def _submitted(self, transfer: Transfer) -> None:
         self.cost.links.submitted(offload_link(), row_nbytes(self.settings) * transfer.num_blocks)
 
@@ -356,34 +373,6 @@ class Controller:
             del self._loading[job.request_id]
         if num_failed and alive:
             self._barred.add(job.request_id)  # until it is preempted or ends: it must not loop
-        for link, nbytes in read_nbytes(job, self.settings).items():
-            self.cost.links.done(link, nbytes)
+        self._count_done(job)
         kept = kept_blocks(job, outcomes, self.settings) if num_failed else {}
         return LoadDone(job.request_id, num_loaded, num_failed, now - job.started, kept)
-
-    def _forgets(self) -> list[Forget]:
-        """Return the keys that private stores must drop; DRAM needs no telling."""
-        self._count_evicted(self.dram)
-        self.dram.take_left()
-        forgets = []
-        for tier in self.stores:
-            if tier is not None:
-                self._count_evicted(tier)
-                left = tier.take_left()
-                if left:
-                    forgets.append(Forget.of(tier.name, left))
-                    self._unback(left)
-        return forgets
-
-    def _unback(self, keys: Iterable[BlockKey]) -> None:
-        """Note in DRAM that a store has lost some blocks."""
-        for key in keys:
-            entry = self.dram.get(key)
-            if entry is not None and not any(tier and tier.get(key) for tier in self.stores):
-                self.dram.unback(entry)
-
-    def _count_evicted(self, tier: Tier) -> None:
-        new = tier.num_evicted - self._num_evicted.get(tier.name, 0)
-        if new:
-            self._num_evicted[tier.name] = tier.num_evicted
-            self.counters.add("kvtiers_blocks_evicted_total", (tier.name,), new)

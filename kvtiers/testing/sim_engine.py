@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kvtiers.control.answers import Answer, LoadDone
 from kvtiers.control.breaker import MAX_BACKOFF_SECONDS
 from kvtiers.control.controller import Controller
+from kvtiers.control.prefetch import Arrival
 from kvtiers.control.presence import Belief
 from kvtiers.control.reload import ABSENT, LoadRequest
 from kvtiers.control.tier import Residence
@@ -79,7 +80,7 @@ class SimEngine:
         self.now += self.choose((0.01, 1.0, 20.0))
 
     def arrive(self) -> None:
-        """A request comes, and may be admitted; documents share their first two blocks."""
+        """A request comes, and may be looked up at once; documents share their first two blocks."""
         document = self.choose(range(NUM_DOCUMENTS))
         num_blocks = self.choose(range(1, MAX_BLOCKS + 1))
         self.num_requests += 1
@@ -90,7 +91,12 @@ class SimEngine:
             f"r{self.num_requests}", keys, [[] for _ in groups], [0 for _ in groups]
         )
         self.requests.append(request)
-        self._ask(request, fresh=True)
+        arrival = Arrival(
+            request.request_id, keys, self.choose((0, 0, 1)), self._num_tokens(request)
+        )
+        self.controller.arrived(arrival, self.now)
+        if self.choose((False, True)):
+            self._ask(request, fresh=True)
 
     def ask(self) -> None:
         """The engine looks a request up, and may admit it."""
@@ -103,12 +109,15 @@ class SimEngine:
             self._admit(request, answer.num_blocks, fresh)
 
     def _plan(self, request: SimRequest) -> Answer:
-        num_tokens = request.num_blocks * BLOCK_SIZE + 1
-        args = request.request_id, request.keys, 0, num_tokens, self.now
+        args = request.request_id, request.keys, 0, self._num_tokens(request), self.now
         answer = self.controller.plan(*args)
         again = self.controller.plan(*args)
         assert again.num_blocks == answer.num_blocks, "the answer flipped"
         return answer
+
+    @staticmethod
+    def _num_tokens(request: SimRequest) -> int:
+        return request.num_blocks * BLOCK_SIZE + 1
 
     def _check_answer(self, request: SimRequest, answer: Answer) -> None:
         """What is promised is there, and all that attention needs of it."""
@@ -148,6 +157,7 @@ class SimEngine:
             [NO_BLOCK if i < skip else self.free.pop() for i in range(num_blocks)] for skip in first
         ]
         request.status = "running"
+        self.controller.admitted(request.request_id)
         if num_blocks:
             request.status = "loading"
             request.num_computed = num_blocks
