@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvtiers.control.answers import Answer, LoadDone, kept_blocks, slowest
+from kvtiers.control.departures import Departures
 from kvtiers.control.fences import Fences
 from kvtiers.control.jobs import Job, JobTable, Row
 from kvtiers.control.offload import OffloadDesk
@@ -26,7 +27,6 @@ from kvtiers.model.messages import (
     HBM,
     RELEASED,
     Completion,
-    Forget,
     JobId,
     Lookup,
     Presence,
@@ -78,7 +78,9 @@ class Controller:
         self.presence = PresenceTable()
         self.jobs = JobTable(tuple(ranks))
         self.fences = Fences()
-        places = Places(self.dram, self.stores, self.presence)
+        inherited = {idx for idx, store in enumerate(settings.stores) if store.inherits}
+        self._places = Places(self.dram, self.stores, self.presence, settings.stores, inherited)
+        places = self._places
         self._offloads = OffloadDesk(settings, places, self.jobs, self.fences, counters)
         self._reloads = ReloadDesk(settings, places, self.jobs, counters)
         self._asked: dict[str, _Asked] = {}
@@ -89,7 +91,7 @@ class Controller:
         self._before: list[Transfer] = []
         self._fenced: set[JobId] = set()
         self._step = 0
-        self._num_evicted: dict[str, int] = {}
+        self._departures = Departures(places, counters)
         self._recent: deque[tuple[JobId, ...]] = deque(maxlen=_DISTRUSTED_STEPS)
         self._rows_of: dict[JobId, list[Row]] = {}
 
@@ -116,6 +118,7 @@ class Controller:
             keys: per KV group, from block 0. start: blocks that the engine has itself.
             num_tokens: of the request, generated ones included.
         """
+        self.presence.tick(now)
         limit = min((num_tokens - 1) // self.settings.block_size, *map(len, keys))
         asked = self._asked.get(request_id)
         version = self._version()
@@ -155,6 +158,12 @@ class Controller:
         return len(self.jobs) > 0
 
     # -- commands: what happens to a request ------------------------------------------
+
+    def arrived(self, keys: Sequence[Sequence[BlockKey]], now: float) -> None:
+        """Ask stores for what is not known of a request, before its turn comes."""
+        if self._hears_say:
+            self.presence.tick(now)
+            self._look_up(self._reloads.match(keys, 0, min(map(len, keys))))
 
     def allocated(self, load: LoadRequest, now: float) -> JobId:
         """Start the reload of blocks that the engine has made room for."""
@@ -257,13 +266,9 @@ class Controller:
         """Start a new epoch: nothing that was stored before is served again."""
         self.hold_before()  # a job's blocks are of one epoch
         self.epoch += 1
-        self.dram.reset()
-        for tier in self.stores:
-            if tier is not None:
-                tier.reset()
+        self._places.reset()
         self._lookups.clear()
         self._asking.clear()
-        self.presence.reset()
         self._asked.clear()
 
     def take_orders(
@@ -285,7 +290,7 @@ class Controller:
             after=() if after is None else (after,),
             fences=tuple(sorted(self._fenced)),
             sync_loads=tuple(sync_jobs),
-            forgets=tuple(self._forgets()),
+            forgets=tuple(self._departures.forgets()),
             num_scheduled_tokens=num_scheduled_tokens,
         )
         self._remember([*self._before, *orders.after])
@@ -336,6 +341,11 @@ class Controller:
                 self._lookups.setdefault(store, []).extend(new)
 
     @property
+    def _hears_say(self) -> bool:
+        """Whether some store is known through its index only."""
+        return bool(self._places.inherited) or None in self.stores
+
+    @property
     def _row_nbytes(self) -> int:
         """Bytes of one block of one KV group, the groups taken as equal."""
         return self.settings.block_nbytes // len(self.settings.groups)
@@ -363,30 +373,3 @@ class Controller:
                 link = read_link(self.settings.stores[row.source - 1].name)
                 nbytes[link] = nbytes.get(link, 0) + self._row_nbytes
         return nbytes
-
-    def _forgets(self) -> list[Forget]:
-        """Return the keys that private stores must drop; DRAM needs no telling."""
-        self._count_evicted(self.dram)
-        self.dram.take_left()
-        forgets = []
-        for tier in self.stores:
-            if tier is not None:
-                self._count_evicted(tier)
-                left = tier.take_left()
-                if left:
-                    forgets.append(Forget.of(tier.name, left))
-                    self._unback(left)
-        return forgets
-
-    def _unback(self, keys: Iterable[BlockKey]) -> None:
-        """Note in DRAM that a store has lost some blocks."""
-        for key in keys:
-            entry = self.dram.get(key)
-            if entry is not None and not any(tier and tier.get(key) for tier in self.stores):
-                self.dram.unback(entry)
-
-    def _count_evicted(self, tier: Tier) -> None:
-        new = tier.num_evicted - self._num_evicted.get(tier.name, 0)
-        if new:
-            self._num_evicted[tier.name] = tier.num_evicted
-            self.counters.add("kvtiers_blocks_evicted_total", (tier.name,), new)

@@ -34,6 +34,7 @@ class OffloadDesk:
         counters: Counters,
     ) -> None:
         self._settings = settings
+        self._places = places
         self._dram = places.dram
         self._stores = places.stores
         self._presence = places.presence
@@ -57,9 +58,9 @@ class OffloadDesk:
         dram = self._dram
         if dram.get(key) is not None:
             return True
-        if parent is not None and dram.get(parent) is None and not self._held_below(parent):
+        if parent is not None and dram.get(parent) is None and not self._places.held_below(parent):
             return False
-        if dram.num_free == 0 and self._stored(key):
+        if dram.num_free == 0 and self._places.stored(key):
             return True  # not worth what would have to leave for it
         entry = dram.reserve(key, parent)
         if entry is None:
@@ -154,32 +155,12 @@ class OffloadDesk:
 
     # -- internals --------------------------------------------------------------------
 
-    def _held_below(self, key: BlockKey) -> bool:
-        """Whether a block is in a store, or on its way there."""
-        return any(
-            self._presence.of(store.name, key) is Belief.PRESENT
-            if tier is None
-            else tier.get(key) is not None
-            for store, tier in zip(self._settings.stores, self._stores, strict=True)
-        )
-
-    def _stored(self, key: BlockKey) -> bool:
-        """Whether a store has a block, all of it."""
-        for store, tier in zip(self._settings.stores, self._stores, strict=True):
-            if tier is None:
-                if self._presence.of(store.name, key) is Belief.PRESENT:
-                    return True
-                continue
-            entry = tier.get(key)
-            if entry is not None and entry.residence is Residence.READY:
-                return True
-        return False
-
     def _route(self, row: Row, idx: int, store: StoreSettings, parent: BlockKey | None) -> None:
         """Set room aside in a store for a row, where it is worth a write."""
         tier, admission = self._stores[idx], self._admissions[idx]
-        held = self._presence.of(store.name, row.key) is Belief.PRESENT
-        if held or (tier is not None and tier.get(row.key) is not None):
+        # What an earlier life has left is put again: that writes nothing, and makes it ours.
+        shared = tier is None and self._places.belief(idx, row.key) is Belief.PRESENT
+        if shared or (tier is not None and tier.get(row.key) is not None):
             return
         worth = admission.worth(row.key)
         admission.offered(row.key)
@@ -214,7 +195,7 @@ class OffloadDesk:
                 raise ProtocolError(f"job {job.job_id}: an offloaded block without a slot")
             if outcome == Outcome.OK:
                 self._dram.commit(row.entry)
-                if self._stored(row.key):
+                if self._places.stored(row.key):
                     self._dram.back(row.entry)
                 self._counters.add("kvtiers_blocks_offloaded_total", (DRAM,))
             else:

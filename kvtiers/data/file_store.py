@@ -184,6 +184,14 @@ class FileStore:
         """Return the keys of all frames, those first that were put first."""
         return [key for key, entry in self._entries.items() if entry.written]
 
+    def retire(self) -> None:
+        """Treat all frames as those of an earlier life: they leave, oldest first, as need be."""
+        for key, entry in self._entries.items():
+            if entry.written:
+                self._inherited[key] = None
+            else:
+                entry.retired = True
+
     def clear(self) -> None:
         """Drop every frame and begin a new generation, durably within `publish_seconds`."""
         if self._closed:
@@ -287,6 +295,8 @@ class FileStore:
             place = entry.place
             record = IndexRecord(place.file_idx, place.slot, entry.nbytes, entry.sequence)
             self._publisher.add(IndexChange(entry.key, record))
+            if entry.retired:
+                self._inherited[entry.key] = None
         elif not entry.dropped:
             del self._entries[entry.key]
             entry.dropped = True

@@ -36,4 +36,4 @@ def test_long_random_walk_leaks_nothing(name, num_ranks):
     """R30: hours of load in one go; Hypothesis finds short stories, this one wear."""
     for seed in range(4):
         engine = random_walk(getattr(control_machine, name), num_ranks, seed, 3000)
-        assert engine.controller.counters.value("kvtiers_blocks_reloaded_total", ("dram",)) > 100
+        assert engine.controller.counters.value("kvtiers_blocks_reloaded_total", ("dram",)) > 50

@@ -1,0 +1,47 @@
+"""What has left the tiers, and whom that concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtiers.control.places import Places
+from kvtiers.control.tier import Tier
+from kvtiers.model.keys import BlockKey
+from kvtiers.model.messages import Forget
+from kvtiers.observe.metrics import BLOCKS_EVICTED, Counters
+
+
+class Departures:
+    """Turns what left since the last step into orders for the ranks."""
+
+    def __init__(self, places: Places, counters: Counters) -> None:
+        self._places = places
+        self._counters = counters
+        self._num_evicted: dict[str, int] = {}
+
+    def forgets(self) -> list[Forget]:
+        """Return the keys that private stores must drop; DRAM needs no telling."""
+        self._count_evicted(self._places.dram)
+        self._places.dram.take_left()
+        forgets = []
+        for tier in self._places.stores:
+            if tier is not None:
+                self._count_evicted(tier)
+                left = tier.take_left()
+                if left:
+                    forgets.append(Forget.of(tier.name, left))
+                    self._unback(left)
+        return forgets
+
+    def _unback(self, keys: Iterable[BlockKey]) -> None:
+        """Note in DRAM that a store has lost some blocks."""
+        for key in keys:
+            entry = self._places.dram.get(key)
+            if entry is not None and not self._places.held_below(key):
+                self._places.dram.unback(entry)
+
+    def _count_evicted(self, tier: Tier) -> None:
+        new = tier.num_evicted - self._num_evicted.get(tier.name, 0)
+        if new:
+            self._num_evicted[tier.name] = tier.num_evicted
+            self._counters.add(BLOCKS_EVICTED, (tier.name,), new)
