@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvtiers.connector.accounts import Accounts
 from kvtiers.connector.build import control_settings, cost_model
+from kvtiers.connector.lasting import LastingStores
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import BlockIds, Reload, Step
@@ -52,6 +54,7 @@ class SchedulerConnector:
         self._eager = config.policy.offload == "eager"
         self._clock = clock
         self._controller: Controller | None = None
+        self._lasting: LastingStores | None = None
         self._requests: dict[str, RequestState] = {}
         self._ended: list[RequestState] = []
         self._sync: list[JobId] = []
@@ -65,6 +68,7 @@ class SchedulerConnector:
 
         Raises:
             ProtocolError: a rank is missing, or ranks disagree on what must be equal.
+            StoreError: what is recorded beside a store cannot be read.
         """
         if len(hellos) != self.shape.num_ranks:
             raise ProtocolError(f"{len(hellos)} ranks said hello, expected {self.shape.num_ranks}")
@@ -75,6 +79,7 @@ class SchedulerConnector:
             raise ProtocolError("ranks have different fingerprints: not the same model or layout")
         settings = control_settings(self.config, self.shape, hellos)
         cost = cost_model(self.config, self.shape)
+        self._lasting = LastingStores(self.config, self.shape, hellos)
         self._controller = Controller(settings, ranks, cost, self.counters)
         logger.info(
             "DRAM tier: %d blocks of %d tokens on %d rank(s), %.2f GiB in all",
@@ -95,11 +100,21 @@ class SchedulerConnector:
             raise ProtocolError("the ranks have not said hello yet")
         return self._controller
 
+    @property
+    def lasting(self) -> LastingStores:
+        """What outlives this process; raises as `controller` does."""
+        if self._lasting is None:
+            raise ProtocolError("the ranks have not said hello yet")
+        return self._lasting
+
     # -- what happens to a request ----------------------------------------------------
 
     def arrived(self, request_id: str, hashes: Sequence[bytes]) -> None:
         """Note a new request, long before its admission."""
-        self._state(request_id, hashes)
+        state = self._state(request_id, hashes)
+        state.derive_keys(self.shape.hashes_per_block)
+        self.controller.arrived(state.keys, self._clock())
+        self.lasting.ask(self.controller)
 
     def reloadable(
         self, request_id: str, hashes: Sequence[bytes], num_tokens: int, num_local_tokens: int
@@ -114,8 +129,10 @@ class SchedulerConnector:
         state = self._state(request_id, hashes)
         state.derive_keys(self.shape.hashes_per_block)
         start = num_local_tokens // self._block_size
+        self.lasting.tell(self.controller)
         answer = self.controller.plan(request_id, state.keys, start, num_tokens, self._clock())
         if answer.num_blocks is None:
+            self.lasting.ask(self.controller)
             return Reload(None, asynchronous=False)
         state.answer = answer
         state.num_asked = num_tokens - num_local_tokens
@@ -204,7 +221,8 @@ class SchedulerConnector:
         for request_id, num_computed in step.num_computed_tokens.items():
             self._computed(request_id, num_computed, step.block_ids)
         sync, self._sync = self._sync, []
-        return controller.take_orders(step.num_scheduled_tokens, sync, self._clock())
+        orders = controller.take_orders(step.num_scheduled_tokens, sync, self._clock())
+        return replace(orders, generation=self.lasting.generation)
 
     def reported(self, report: WorkerReport) -> list[LoadDone]:
         """Take in what the ranks answered; returns the reloads that are complete."""
@@ -247,16 +265,21 @@ class SchedulerConnector:
         for state in self._requests.values():
             state.rewind()
 
-    def reset(self) -> None:
+    def reset(self) -> bool:
         """Serve nothing that was stored before; reloads under way come back as failed.
 
         What live requests have computed belongs to the past too, and is not stored any more.
+
+        Returns:
+            whether a later start will know of it.
         """
         self._ended.clear()
         self.controller.reset()
+        recorded = self.lasting.renew()
         for state in self._requests.values():
             state.rewind()
             state.tainted = state.admitted
+        return recorded
 
     @property
     def busy(self) -> bool:
@@ -273,8 +296,10 @@ class SchedulerConnector:
         return self.counters.drain()
 
     def close(self) -> None:
-        """Close the decision log."""
+        """Close the decision log, and let go of the stores' indexes."""
         self._accounts.close()
+        if self._lasting is not None:
+            self._lasting.close()
 
     # -- internals --------------------------------------------------------------------
 
