@@ -33,6 +33,9 @@ write_back = ControlSettings(
     max_window=1,
 )
 shared_store = ControlSettings(5, BLOCK_SIZE, 100, stores=(StoreSettings(SHARED, None),))
+second_life = ControlSettings(
+    5, BLOCK_SIZE, 100, stores=(StoreSettings("disk", 9, inherits=True),), max_window=2
+)
 two_groups = ControlSettings(
     6,
     BLOCK_SIZE,

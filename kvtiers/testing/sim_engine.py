@@ -16,13 +16,12 @@ from kvtiers.control.tier import Residence
 from kvtiers.model.keys import BlockKey, Rank, block_key, unpack_keys
 from kvtiers.model.messages import HBM, NO_BLOCK, Completion, JobId, Lookup, Presence
 from kvtiers.model.outcome import Outcome
-from kvtiers.testing.invariants import check_controller, check_empty, check_quiet
+from kvtiers.testing.invariants import check_controller, check_empty, check_quiet, check_stores
+from kvtiers.testing.sim_documents import MAX_BLOCKS, NUM_DOCUMENTS, block_hash, private_store
 from kvtiers.testing.sim_rank import SimRank, SimStore
 
 BLOCK_SIZE = 4
 NUM_ENGINE_BLOCKS = 40
-MAX_BLOCKS = 6
-NUM_DOCUMENTS = 3
 MAX_REQUESTS = 6
 SHARED = "shared"
 
@@ -78,8 +77,9 @@ class SimEngine:
         self.num_requests = 0
 
     def _rank(self, rank: Rank) -> SimRank:
+        groups = len(self.settings.groups)
         stores = {
-            s.name: self.shared if s.capacity_blocks is None else SimStore(s.capacity_blocks)
+            s.name: self.shared if s.capacity_blocks is None else private_store(s, rank, groups)
             for s in self.settings.stores
         }
         return SimRank(rank, self.settings.num_slots, stores)
@@ -114,7 +114,7 @@ class SimEngine:
         num_blocks = self.choose(range(1, MAX_BLOCKS + 1))
         self.num_requests += 1
         groups = range(len(self.settings.groups))
-        hashes = [bytes([document if i > 1 else 0, i]).ljust(32, b"\1") for i in range(num_blocks)]
+        hashes = [block_hash(document, i) for i in range(num_blocks)]
         keys = [[block_key(block_hash, group) for block_hash in hashes] for group in groups]
         request = SimRequest(
             f"r{self.num_requests}", keys, [[] for _ in groups], [0 for _ in groups]
@@ -143,7 +143,7 @@ class SimEngine:
     def _check_answer(self, request: SimRequest, answer: Answer) -> None:
         """What is promised is there, and all that attention needs of it."""
         if answer.num_blocks is None:
-            assert any(store.capacity_blocks is None for store in self.settings.stores)
+            assert any(s.capacity_blocks is None or s.inherits for s in self.settings.stores)
             return
         assert not (request.failed_before and answer.num_blocks), "a failed load is tried again"
         for idx, group in enumerate(self.settings.groups):
@@ -158,7 +158,8 @@ class SimEngine:
         entries = [tier.get(key) for tier in self.controller.stores if tier is not None]
         if any(e is not None and (coming or e.residence is Residence.READY) for e in entries):
             return True
-        return self.controller.presence.of(SHARED, key) is Belief.PRESENT
+        beliefs = [self.controller.presence.of(s.name, key) for s in self.settings.stores]
+        return Belief.PRESENT in beliefs
 
     def _check_sources(self, job_id: JobId, fresh: bool) -> None:
         """What was promised a moment ago is what will be delivered."""
@@ -334,11 +335,17 @@ class SimEngine:
         assert self.controller.dram.num_entries == 0
 
     def answer_lookups(self) -> None:
-        """The index reader says what the shared store holds, by its first rank's frames."""
+        """The index reader says what a store held of every rank a moment ago."""
         lookups, self.lookups = self.lookups, []
         for lookup in lookups:
-            names = [(lookup.epoch, Rank(), key) for key in unpack_keys(lookup.keys)]
-            present = np.array([name in self.shared.frames for name in names], np.uint8)
+            stores = [(rank.rank, rank.stores[lookup.store].frames) for rank in self.ranks]
+            present = np.array(
+                [
+                    all((lookup.epoch, rank, key) in frames for rank, frames in stores)
+                    for key in unpack_keys(lookup.keys)
+                ],
+                np.uint8,
+            )
             self.controller.answered(Presence(lookup.store, lookup.keys, present, lookup.epoch))
 
     def drop_shared_frame(self) -> None:
@@ -363,7 +370,7 @@ class SimEngine:
         self._quiesce()
         check_quiet(self.controller)
         self.step()
-        self._check_stores()
+        check_stores(self.controller, self.ranks)
         self.controller.reset()
         self.step()
         self._quiesce()
@@ -379,15 +386,6 @@ class SimEngine:
             if not self.controller.busy:
                 return
         raise AssertionError(f"{len(self.controller.jobs)} jobs never end")
-
-    def _check_stores(self) -> None:
-        """Ranks hold in a private store what control thinks they hold, not more."""
-        for settings, tier in zip(self.settings.stores, self.controller.stores, strict=True):
-            if tier is not None:
-                keys = {entry.key for entry in tier.entries()}
-                for rank in self.ranks:
-                    held = {key for _, _, key in rank.stores[settings.name].frames}
-                    assert held <= keys, "a frame that control has forgotten"
 
     def _any(self, *statuses: str) -> list[SimRequest]:
         return [request for request in self.requests if request.status in statuses]

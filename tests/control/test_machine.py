@@ -10,7 +10,14 @@ from kvtiers.testing import control_machine
 from kvtiers.testing.control_machine import ControllerMachine, random_walk
 from kvtiers.testing.machine import TierMachine
 
-CONFIGURATIONS = ("dram_only", "write_through", "write_back", "shared_store", "two_groups")
+CONFIGURATIONS = (
+    "dram_only",
+    "write_through",
+    "write_back",
+    "shared_store",
+    "second_life",
+    "two_groups",
+)
 each_configuration = pytest.mark.parametrize("name", CONFIGURATIONS)
 
 
@@ -36,4 +43,6 @@ def test_long_random_walk_leaks_nothing(name, num_ranks):
     """R30: hours of load in one go; Hypothesis finds short stories, this one wear."""
     for seed in range(4):
         engine = random_walk(getattr(control_machine, name), num_ranks, seed, 3000)
+        if name == "second_life":
+            assert engine.controller.counters.value("kvtiers_blocks_reloaded_total", ("disk",)) > 9
         assert engine.controller.counters.value("kvtiers_blocks_reloaded_total", ("dram",)) > 50
