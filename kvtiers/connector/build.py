@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from kvtiers.connector.shape import EngineShape
@@ -12,10 +11,11 @@ from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import PlanPolicy
 from kvtiers.cost.prefill import ModelShape, PrefillModel
 from kvtiers.model.config import Config
+from kvtiers.model.config_tiers import StoreTier
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.errors import CapacityError, ProtocolError
 from kvtiers.model.messages import Hello
-from kvtiers.model.units import format_size
+from kvtiers.model.units import format_size, whole_mib
 
 _SEED_STEP_SECONDS = 0.005  # launch and sampling of one step; corrected by the first steps
 # Where the engine's model cannot be read: a linear cost only, learnt as seconds per token.
@@ -34,7 +34,7 @@ def slots_for(config: Config, num_ranks: int, slot_nbytes: int) -> int:
     if num_slots < 1:
         raise CapacityError(
             f"{format_size(config.dram.capacity)} over {num_ranks} rank(s) does not hold one block "
-            f"of {slot_nbytes} bytes; write at least {_whole_mib(num_ranks * slot_nbytes)}",
+            f"of {slot_nbytes} bytes; write at least {whole_mib(num_ranks * slot_nbytes)}",
             ("tiers", 0, "capacity"),
         )
     return num_slots
@@ -46,23 +46,12 @@ def control_settings(
     """Return what control works with: capacities are those of the smallest rank.
 
     Raises:
-        ProtocolError: ranks have different KV groups.
-        CapacityError: a store cannot hold a single block.
+        ProtocolError: ranks have different KV groups or stores.
     """
     groups = {len(hello.payload_nbytes) for hello in hellos}
     if groups != {len(shape.windows)}:
         raise ProtocolError(f"ranks have {sorted(groups)} KV groups, expected {len(shape.windows)}")
-    slot_nbytes = max(hello.slot_nbytes for hello in hellos)
-    stores = []
-    for idx, store in enumerate(config.stores):
-        blocks = store.capacity // len(hellos) // slot_nbytes
-        if blocks < 1:
-            raise CapacityError(
-                f"{format_size(store.capacity)} over {len(hellos)} rank(s) does not hold one block "
-                f"of {slot_nbytes} bytes; write at least {_whole_mib(len(hellos) * slot_nbytes)}",
-                ("tiers", idx + 1, "capacity"),
-            )
-        stores.append(StoreSettings(store.name, blocks, store.write, store.admit))
+    stores = [_store_settings(tier, hellos) for tier in config.stores]
     return ControlSettings(
         num_slots=min(hello.num_slots for hello in hellos),
         block_size=shape.block_size,
@@ -78,6 +67,22 @@ def control_settings(
     )
 
 
+def _store_settings(tier: StoreTier, hellos: Sequence[Hello]) -> StoreSettings:
+    said = [hello.stores.get(tier.name) for hello in hellos]
+    of_ranks = [found for found in said if found is not None]
+    shared = {found.num_frames is None for found in of_ranks}
+    if len(of_ranks) < len(said) or len(shared) != 1:
+        raise ProtocolError(f"ranks disagree on store {tier.name!r}: {said}")
+    frames = [found.num_frames for found in of_ranks if found.num_frames is not None]
+    return StoreSettings(
+        tier.name,
+        min(frames, default=None),
+        tier.write,
+        tier.admit,
+        inherits=all(found.inventory for found in of_ranks),
+    )
+
+
 def cost_model(config: Config, shape: EngineShape) -> CostModel:
     """Return the cost model, seeded; measurements correct it."""
     model = _UNKNOWN_MODEL if shape.model is None else shape.model
@@ -87,7 +92,3 @@ def cost_model(config: Config, shape: EngineShape) -> CostModel:
     links = Links.seeded({store.name: StoreKind(store.kind) for store in config.stores})
     policy = PlanPolicy(CostMode(config.cost.mode), config.cost.margin)
     return CostModel(prefill, links, policy)
-
-
-def _whole_mib(nbytes: int) -> str:
-    return f"{math.ceil(nbytes / 2**20)}MiB"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtiers.connector.build import slots_for
+from kvtiers.connector.stores import RankStores
 from kvtiers.connector.worker import WorkerConnector
 from kvtiers.data.copier import Copier
 from kvtiers.data.copier_host import make_host_copier
@@ -16,12 +17,11 @@ from kvtiers.data.executor import Executor
 from kvtiers.data.executor_thread import ExecutorThread
 from kvtiers.data.host_memory import available_memory
 from kvtiers.data.key_space import KeySpace
-from kvtiers.data.memory_store import MemoryStore
 from kvtiers.data.slab import Registrar, Slab
-from kvtiers.data.store import BlockStore
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.config import Config
-from kvtiers.model.errors import CapacityError
+from kvtiers.model.config_tiers import DramTier, MemoryTier
+from kvtiers.model.errors import CapacityError, KVTiersError
 from kvtiers.model.fingerprint import Fingerprint
 from kvtiers.model.frame import slot_nbytes_for
 from kvtiers.model.keys import Rank
@@ -39,11 +39,13 @@ class RankFacts:
     Attributes:
         rank, num_ranks: its place, and how many share the configured capacities.
         fingerprint: everything that changes the meaning of the bytes.
+        instance: folder of the engine in private stores, where the configuration names none.
     """
 
     rank: Rank
     num_ranks: int
     fingerprint: Fingerprint
+    instance: str = "0"
 
 
 def build_host_rank(
@@ -56,7 +58,8 @@ def build_host_rank(
             must keep it until `WorkerConnector.close`.
 
     Raises:
-        CapacityError: a tier cannot hold one block, or the machine lacks the memory.
+        CapacityError: a tier cannot hold one block, or the machine lacks the space.
+        StoreError: a store cannot be had.
     """
     threads = config.copying.num_threads(len(os.sched_getaffinity(0)))
 
@@ -104,11 +107,14 @@ def _build_rank(
     check_memory(config)
     slab = Slab(num_slots, slot_nbytes, pin=config.dram.pin, registrar=registrar)
     copier = make_copier(slab)
-    stores: dict[str, BlockStore] = {
-        store.name: MemoryStore(slab, store.capacity // facts.num_ranks) for store in config.stores
-    }
+    try:
+        stores = RankStores(config, slab, facts.instance, facts.rank.tensor, facts.num_ranks)
+    except KVTiersError:
+        copier.close()
+        slab.close()
+        raise
     key_space = KeySpace(facts.fingerprint.digest, facts.rank)
-    shop = Workshop(slab, copier, layout, key_space, stores, facts.rank)
+    shop = Workshop(slab, copier, layout, key_space, stores.stores, facts.rank)
     executor = Executor(shop, verify_dram=config.integrity == "all")
     hello = Hello(
         rank=facts.rank,
@@ -117,6 +123,7 @@ def _build_rank(
         slot_nbytes=slot_nbytes,
         payload_nbytes=tuple(group.payload_nbytes for group in layout.groups),
         pinned=slab.pinned,
+        stores=stores.hellos,
     )
     logger.info("slab of %d slots of %d bytes, %s", num_slots, slot_nbytes, how)
     return WorkerConnector(hello, ExecutorThread(executor), copier.mark)
@@ -136,6 +143,8 @@ def check_memory(config: Config) -> None:
         return
     total = 0
     for idx, tier in enumerate(config.tiers):
+        if not isinstance(tier, DramTier | MemoryTier):
+            continue
         total += tier.capacity
         if total > available.nbytes:
             raise CapacityError(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvtiers.connector.accounts import Accounts
 from kvtiers.connector.build import control_settings, cost_model
+from kvtiers.connector.in_step import may_load_in_step
+from kvtiers.connector.lasting import LastingStores
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import BlockIds, Reload, Step
-from kvtiers.control.answers import Answer, LoadDone
+from kvtiers.control.answers import LoadDone
 from kvtiers.control.controller import Controller
 from kvtiers.control.prefetch import Arrival
 from kvtiers.control.reload import LoadRequest
@@ -20,13 +23,10 @@ from kvtiers.model.errors import ProtocolError
 from kvtiers.model.messages import DRAM, Hello, JobId, StepOrders, WorkerReport
 from kvtiers.model.outcome import Outcome
 from kvtiers.observe.metrics import (
-    BYTES_COPIED,
-    COPY_SECONDS,
     OFFLOADS_DROPPED,
     PINNED_BLOCKS,
     TIER_BLOCKS,
     TIER_CAPACITY_BLOCKS,
-    WORKER_EVENTS,
     Counters,
     Snapshot,
 )
@@ -53,6 +53,7 @@ class SchedulerConnector:
         self._eager = config.policy.offload == "eager"
         self._clock = clock
         self._controller: Controller | None = None
+        self._lasting: LastingStores | None = None
         self._requests: dict[str, RequestState] = {}
         self._ended: list[RequestState] = []
         self._sync: list[JobId] = []
@@ -66,6 +67,7 @@ class SchedulerConnector:
 
         Raises:
             ProtocolError: a rank is missing, or ranks disagree on what must be equal.
+            StoreError: what is recorded beside a store cannot be read.
         """
         if len(hellos) != self.shape.num_ranks:
             raise ProtocolError(f"{len(hellos)} ranks said hello, expected {self.shape.num_ranks}")
@@ -76,6 +78,7 @@ class SchedulerConnector:
             raise ProtocolError("ranks have different fingerprints: not the same model or layout")
         settings = control_settings(self.config, self.shape, hellos)
         cost = cost_model(self.config, self.shape)
+        self._lasting = LastingStores(self.config, self.shape, hellos)
         self._controller = Controller(settings, ranks, cost, self.counters)
         logger.info(
             "DRAM tier: %d blocks of %d tokens on %d rank(s), %.2f GiB in all",
@@ -96,11 +99,21 @@ class SchedulerConnector:
             raise ProtocolError("the ranks have not said hello yet")
         return self._controller
 
+    @property
+    def lasting(self) -> LastingStores:
+        """What outlives this process; raises as `controller` does."""
+        if self._lasting is None:
+            raise ProtocolError("the ranks have not said hello yet")
+        return self._lasting
+
     # -- what happens to a request ----------------------------------------------------
 
     def arrived(self, request_id: str, hashes: Sequence[bytes]) -> None:
         """Note a new request, long before its admission."""
-        self._state(request_id, hashes)
+        state = self._state(request_id, hashes)
+        state.derive_keys(self.shape.hashes_per_block)
+        self.controller.arrived(state.keys, self._clock())
+        self.lasting.ask(self.controller)
 
     def prefetch(self, request_id: str, num_tokens: int, num_local_tokens: int) -> None:
         """Bring what a request that has arrived would reload from stores to DRAM while it waits.
@@ -110,12 +123,9 @@ class SchedulerConnector:
                 far as it can tell; what they cover is not read.
         """
         state = self._requests.get(request_id)
-        if state is None or self._controller is None or not self.config.stores:
-            return
-        state.derive_keys(self.shape.hashes_per_block)
-        start = num_local_tokens // self._block_size
-        arrival = Arrival(request_id, state.keys, start, num_tokens)
-        self._controller.arrived(arrival, self._clock())
+        if state is not None and self.config.stores:
+            start = num_local_tokens // self._block_size
+            self.controller.prefetch(Arrival(request_id, state.keys, start, num_tokens))
 
     def reloadable(
         self, request_id: str, hashes: Sequence[bytes], num_tokens: int, num_local_tokens: int
@@ -130,16 +140,18 @@ class SchedulerConnector:
         state = self._state(request_id, hashes)
         state.derive_keys(self.shape.hashes_per_block)
         start = num_local_tokens // self._block_size
+        self.lasting.tell(self.controller)
         answer = self.controller.plan(request_id, state.keys, start, num_tokens, self._clock())
         if answer.num_blocks is None:
+            self.lasting.ask(self.controller)
             return Reload(None, asynchronous=False)
         state.answer = answer
         state.num_asked = num_tokens - num_local_tokens
         state.sources = self._accounts.tokens_by_tier(answer, answer.num_blocks)
         if answer.num_blocks == 0:
             return Reload(0, asynchronous=False)
-        asynchronous = not self._may_load_in_step(state, answer)
-        return Reload(answer.num_blocks * self._block_size, asynchronous)
+        in_step = may_load_in_step(self.controller, self.config, self.shape, state.keys, answer)
+        return Reload(answer.num_blocks * self._block_size, asynchronous=not in_step)
 
     def allocated(
         self, request_id: str, block_ids: BlockIds, num_local_tokens: int, load: Reload
@@ -220,7 +232,10 @@ class SchedulerConnector:
         for request_id, num_computed in step.num_computed_tokens.items():
             self._computed(request_id, num_computed, step.block_ids)
         sync, self._sync = self._sync, []
-        return controller.take_orders(step.num_scheduled_tokens, sync, self._clock())
+        self.lasting.tell(controller)  # for those that wait: nobody asks about them
+        orders = controller.take_orders(step.num_scheduled_tokens, sync, self._clock())
+        self.lasting.ask(controller)
+        return replace(orders, generation=self.lasting.generation)
 
     def reported(self, report: WorkerReport) -> list[LoadDone]:
         """Take in what the ranks answered; returns the reloads that are complete."""
@@ -236,11 +251,7 @@ class SchedulerConnector:
         if not self._unconfirmed:
             self._offer_ended()
         self.controller.cost.observe_links(report.links)
-        for link in report.links:
-            self.counters.add(BYTES_COPIED, (link.name,), link.nbytes)
-            self.counters.add(COPY_SECONDS, (link.name,), link.seconds)
-        for event, num in report.counters.items():
-            self.counters.add(WORKER_EVENTS, (event,), num)
+        self._accounts.reported(report)
         return done
 
     def step_took(
@@ -263,16 +274,21 @@ class SchedulerConnector:
         for state in self._requests.values():
             state.rewind()
 
-    def reset(self) -> None:
+    def reset(self) -> bool:
         """Serve nothing that was stored before; reloads under way come back as failed.
 
         What live requests have computed belongs to the past too, and is not stored any more.
+
+        Returns:
+            whether a later start will know of it.
         """
         self._ended.clear()
         self.controller.reset()
+        recorded = self.lasting.renew()
         for state in self._requests.values():
             state.rewind()
             state.tainted = state.admitted
+        return recorded
 
     @property
     def busy(self) -> bool:
@@ -289,8 +305,10 @@ class SchedulerConnector:
         return self.counters.drain()
 
     def close(self) -> None:
-        """Close the decision log."""
+        """Close the decision log, and let go of the stores' indexes."""
         self._accounts.close()
+        if self._lasting is not None:
+            self._lasting.close()
 
     # -- internals --------------------------------------------------------------------
 
@@ -362,20 +380,6 @@ class SchedulerConnector:
         """Offer all blocks of all live requests again: what DRAM has is not copied twice."""
         for state in self._requests.values():
             state.offer_again()
-
-    def _may_load_in_step(self, state: RequestState, answer: Answer) -> bool:
-        """Whether a reload is quick and cannot fail for reasons of its medium."""
-        if not self.shape.loads_in_step or self.config.integrity == "all":
-            return False
-        controller, num_blocks = self.controller, answer.num_blocks or 0
-        nbytes = controller.settings.block_nbytes
-        if (answer.match.sources[:, :num_blocks] != 0).any():
-            return False
-        seconds = controller.cost.predict_load_seconds([num_blocks], nbytes)
-        start = answer.match.start
-        return seconds < self.config.reload.sync_below and controller.ready(
-            state.keys, start, start + num_blocks
-        )
 
     def _loaded(self, load: LoadDone, job_id: JobId) -> None:
         self._accounts.loaded(load, self._requests.get(load.request_id))

@@ -22,6 +22,8 @@ class EngineShape:
         loads_in_step: whether the engine may be given loads within the step that reads them: it
             drops that step's output when one fails, has not scheduled another step on top of
             it, and keeps the blocks before the failed one.
+        instance: folder of this engine in private stores, where the configuration names none.
+        why_not_lasting: why its block keys mean nothing to another process; "" where they do.
     """
 
     block_size: int
@@ -32,3 +34,5 @@ class EngineShape:
     seed_flops_per_second: float
     hashes_per_block: int = 1
     loads_in_step: bool = True
+    instance: str = "0"
+    why_not_lasting: str = ""

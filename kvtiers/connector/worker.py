@@ -93,7 +93,7 @@ class WorkerConnector:
         self._orders = orders
         self._sync = set(orders.sync_loads)
         self._sync_failed = False
-        self._executor.enter(orders.epoch)
+        self._executor.enter(orders.epoch, orders.generation)
         for forget in orders.forgets:
             self._forget(forget)
         marker = self._mark()

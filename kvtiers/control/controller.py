@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from kvtiers.control.answers import Answer, LoadDone, kept_blocks, slowest
 from kvtiers.control.departures import Departures
@@ -81,8 +80,11 @@ class Controller:
         self.jobs = JobTable(tuple(ranks))
         self.fences = Fences()
         self.gates = Gates(settings, counters)
-        places = Places(self.dram, self.stores, self.presence, self.gates)
-        self._departures = Departures(places, counters)
+        inherited = {idx for idx, store in enumerate(settings.stores) if store.inherits}
+        self._places = Places(
+            self.dram, self.stores, self.presence, settings.stores, self.gates, inherited
+        )
+        places = self._places
         self._probes = ProbeDesk(settings, places, self.jobs)
         self._prefetches = PrefetchDesk(settings, places, self.jobs, counters)
         self._offloads = OffloadDesk(settings, places, self.jobs, self.fences, counters)
@@ -95,6 +97,7 @@ class Controller:
         self._before: list[Transfer] = []
         self._fenced: set[JobId] = set()
         self._step = 0
+        self._departures = Departures(places, counters)
         self._suspects = Suspects(places, self.jobs)
 
     # -- questions --------------------------------------------------------------------
@@ -120,6 +123,7 @@ class Controller:
             keys: per KV group, from block 0. start: blocks that the engine has itself.
             num_tokens: of the request, generated ones included.
         """
+        self.presence.tick(now)
         limit = min((num_tokens - 1) // self.settings.block_size, *map(len, keys))
         asked = self._asked.get(request_id)
         version = self._version()
@@ -160,11 +164,15 @@ class Controller:
 
     # -- commands: what happens to a request ------------------------------------------
 
-    def arrived(self, arrival: Arrival, now: float) -> None:
-        """Note a new request: shared stores are asked at once what they have of it, and what it
-        would reload from stores is brought to DRAM while it waits."""
-        if self._prefetches.arrived(arrival) and None in self.stores:
-            self._plan_ahead(arrival, now)
+    def arrived(self, keys: Sequence[Sequence[BlockKey]], now: float) -> None:
+        """Ask stores for what is not known of a request, before its turn comes."""
+        if self._hears_say:
+            self.presence.tick(now)
+            self._look_up(self._reloads.match(keys, 0, min(map(len, keys))))
+
+    def prefetch(self, arrival: Arrival) -> None:
+        """Bring what a request would reload from stores to DRAM while it waits."""
+        self._prefetches.arrived(arrival)
 
     def admitted(self, request_id: str) -> None:
         """Note that a request waits no more: nothing is brought ahead for it any longer."""
@@ -266,14 +274,9 @@ class Controller:
         """Start a new epoch: nothing that was stored before is served again."""
         self.hold_before()  # a job's blocks are of one epoch
         self.epoch += 1
-        self.dram.reset()
-        for tier in self.stores:
-            if tier is not None:
-                tier.reset()
+        self._places.reset()
         self._lookups.clear()
         self._asking.clear()
-        self.presence.reset()
-        self.gates.reset()
         self._prefetches.reset()
         self._asked.clear()
 
@@ -300,7 +303,7 @@ class Controller:
             after=() if after is None else (after,),
             fences=tuple(sorted(self._fenced)),
             sync_loads=tuple(sync_jobs),
-            forgets=tuple(self._departures.take()),
+            forgets=tuple(self._departures.forgets()),
             num_scheduled_tokens=num_scheduled_tokens,
         )
         self._suspects.remember([*self._before, *orders.after])
@@ -339,12 +342,10 @@ class Controller:
                 self._asking.update((store, key) for key in new)
                 self._lookups.setdefault(store, []).extend(new)
 
-    def _plan_ahead(self, arrival: Arrival, now: float) -> Answer:
-        tokens = arrival.num_tokens
-        return self.plan(arrival.request_id, arrival.keys, arrival.start, tokens, now)
-
     def _prefetch(self, now: float) -> list[Transfer]:
-        ask = partial(self._plan_ahead, now=now)
+        def ask(it: Arrival) -> Answer:
+            return self.plan(it.request_id, it.keys, it.start, it.num_tokens, now)
+
         jobs, orders = self._prefetches.orders(ask, self.epoch, now)
         for job in jobs:
             self._count_queued(job)
@@ -362,6 +363,11 @@ class Controller:
         self._reloads.settle(job, outcomes, self.epoch)
         if not job.probes:
             self._count_done(job)
+
+    @property
+    def _hears_say(self) -> bool:
+        """Whether some store is known through its index only."""
+        return bool(self._places.inherited) or None in self.stores
 
     def _submitted(self, transfer: Transfer) -> None:
         self.cost.links.submitted(offload_link(), row_nbytes(self.settings) * transfer.num_blocks)

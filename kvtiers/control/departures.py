@@ -1,4 +1,4 @@
-"""What left private tiers since the last step, and who has to know."""
+"""What has left the tiers, and whom that concerns."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from kvtiers.observe.metrics import BLOCKS_EVICTED, Counters
 
 
 class Departures:
-    """Collects the blocks that tiers dropped; counts them."""
+    """Turns what left since the last step into orders for the ranks."""
 
     def __init__(self, places: Places, counters: Counters) -> None:
-        self._dram = places.dram
-        self._stores = places.stores
+        self._places = places
         self._counters = counters
         self._num_evicted: dict[str, int] = {}
 
-    def take(self) -> list[Forget]:
+    def forgets(self) -> list[Forget]:
         """Return the keys that private stores must drop; DRAM needs no telling."""
-        self._count_evicted(self._dram)
-        self._dram.take_left()
+        self._count_evicted(self._places.dram)
+        self._places.dram.take_left()
         forgets = []
-        for tier in self._stores:
+        for tier in self._places.stores:
             if tier is not None:
                 self._count_evicted(tier)
                 left = tier.take_left()
@@ -37,9 +36,9 @@ class Departures:
     def _unback(self, keys: Iterable[BlockKey]) -> None:
         """Note in DRAM that a store has lost some blocks."""
         for key in keys:
-            entry = self._dram.get(key)
-            if entry is not None and not any(tier and tier.get(key) for tier in self._stores):
-                self._dram.unback(entry)
+            entry = self._places.dram.get(key)
+            if entry is not None and not self._places.held_below(key):
+                self._places.dram.unback(entry)
 
     def _count_evicted(self, tier: Tier) -> None:
         new = tier.num_evicted - self._num_evicted.get(tier.name, 0)

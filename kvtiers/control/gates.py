@@ -45,7 +45,7 @@ class Gates:
         self._writes = [Breaker() for _ in settings.stores]
         self._told: dict[tuple[str, str], bool] = {}  # (store, direction) -> in use
         self._write_probes: dict[int, Row] = {}
-        self._known: list[OrderedDict[BlockKey, None]] = [OrderedDict() for _ in settings.stores]
+        self._known: list[OrderedDict[BlockKey, Row]] = [OrderedDict() for _ in settings.stores]
         self._num_delivered = [0 for _ in settings.stores]
         self._struck: OrderedDict[tuple[int, BlockKey], int] = OrderedDict()
         self._tell()
@@ -89,9 +89,9 @@ class Gates:
             self._writes[idx].probe()
             self._write_probes[idx] = row
 
-    def take_probe_key(self, idx: int) -> BlockKey | None:
-        """Return a key to probe a store with, in turn; None when none is known."""
-        return self._known[idx].popitem(last=False)[0] if self._known[idx] else None
+    def take_known(self, idx: int) -> Row | None:
+        """Return a row of a frame that a store had lately, in turn; None when none is known."""
+        return self._known[idx].popitem(last=False)[1] if self._known[idx] else None
 
     def read_probe(self, idx: int) -> None:
         """Note that a probe is under way."""
@@ -125,7 +125,7 @@ class Gates:
         rows = list(zip(job.rows, fates, strict=True))
         blameless = self._blameless(job, rows)
         for idx in {row.source - 1 for row in job.rows if row.source and not row.given_up}:
-            here = [(r.key, f) for r, f in rows if r.source == idx + 1 and not r.given_up]
+            here = [(r, f) for r, f in rows if r.source == idx + 1 and not r.given_up]
             self._note_frames(idx, here)
             breaker = self._reads[idx]
             verdict = _Verdict.SILENT if blameless else _verdict([fate for _, fate in here])
@@ -148,9 +148,9 @@ class Gates:
             for i, (row, fate) in enumerate(zip(job.rows, fates, strict=True))
             if idx in row.store_entries and (landed is None or landed[i] == Outcome.OK)
         ]
-        written = [row.key for row, fate in here if fate is Outcome.OK]
-        for key in written:
-            self._struck.pop((idx, key), None)
+        written = [row for row, fate in here if fate is Outcome.OK]
+        for row in written:
+            self._struck.pop((idx, row.key), None)
         self._know(idx, written[:_NUM_NOTED])
         verdict = _verdict([fate for _, fate in here])
         breaker = self._writes[idx]
@@ -161,26 +161,26 @@ class Gates:
         else:
             _settle(breaker, verdict, now)
 
-    def _note_frames(self, idx: int, rows: Sequence[tuple[BlockKey, Outcome]]) -> None:
+    def _note_frames(self, idx: int, rows: Sequence[tuple[Row, Outcome]]) -> None:
         """Remember which frames failed, and mark (by -1) those that others were delivered after."""
-        delivered = [key for key, fate in rows if fate is Outcome.OK]
+        delivered = [row for row, fate in rows if fate is Outcome.OK]
         self._num_delivered[idx] += len(delivered)
-        for key in delivered:
-            self._struck.pop((idx, key), None)
-        failed = [key for key, fate in rows if fate is Outcome.FAILED]
-        for key in failed:
-            struck_at = self._struck.get((idx, key), self._num_delivered[idx])
+        for row in delivered:
+            self._struck.pop((idx, row.key), None)
+        failed = [row for row, fate in rows if fate is Outcome.FAILED]
+        for row in failed:
+            struck_at = self._struck.get((idx, row.key), self._num_delivered[idx])
             again = struck_at < self._num_delivered[idx]
-            self._struck[idx, key] = -1 if again else struck_at
+            self._struck[idx, row.key] = -1 if again else struck_at
         while len(self._struck) > _NUM_STRUCK:
             self._struck.popitem(last=False)
-        timed_out = [key for key, fate in rows if fate is Outcome.TIMED_OUT]
+        timed_out = [row for row, fate in rows if fate is Outcome.TIMED_OUT]
         self._know(idx, [*delivered[:_NUM_NOTED], *failed[:_NUM_NOTED], *timed_out[:_NUM_NOTED]])
 
-    def _know(self, idx: int, keys: Sequence[BlockKey]) -> None:
+    def _know(self, idx: int, rows: Sequence[Row]) -> None:
         known = self._known[idx]
-        for key in keys:
-            known[key] = None
+        for row in rows:
+            known[row.key] = Row(row.key, -1, source=1 + idx, parent=row.parent)
         while len(known) > _NUM_KNOWN:
             known.popitem(last=False)
 

@@ -23,6 +23,7 @@ class Row:
         store_entries: by store index: read (RELOAD, PROMOTE) or filled (OFFLOAD, DEMOTE).
         source: RELOAD, PROMOTE: 0 for DRAM, else 1 + store index.
         lands: whether the entry is being filled by this job, not read.
+        parent: the block before it, None for the first.
         given_up: whether the row is sent without its source, for want of any slot to stage it.
     """
 
@@ -32,6 +33,7 @@ class Row:
     store_entries: dict[int, Entry | None] = field(default_factory=dict)
     source: int = 0
     lands: bool = False
+    parent: BlockKey | None = None
     given_up: bool = False
 
 

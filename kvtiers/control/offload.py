@@ -34,6 +34,7 @@ class OffloadDesk:
         counters: Counters,
     ) -> None:
         self._settings = settings
+        self._places = places
         self._dram = places.dram
         self._stores = places.stores
         self._presence = places.presence
@@ -58,9 +59,9 @@ class OffloadDesk:
         dram = self._dram
         if dram.get(key) is not None:
             return True
-        if parent is not None and dram.get(parent) is None and not self._held_below(parent):
+        if parent is not None and dram.get(parent) is None and not self._places.held_below(parent):
             return False
-        if dram.num_free == 0 and self._stored(key):
+        if dram.num_free == 0 and self._places.stored(key):
             return True  # not worth what would have to leave for it
         entry = dram.reserve(key, parent)
         if entry is None:
@@ -72,7 +73,7 @@ class OffloadDesk:
         if self._open is None:
             self._open = self._jobs.open(TransferKind.OFFLOAD, epoch)
         job = self._open
-        row = Row(key, block_id, entry, lands=True)
+        row = Row(key, block_id, entry, lands=True, parent=parent)
         for idx, store in self._through:
             self._route(row, idx, store, parent)
         dram.pin(entry)
@@ -133,7 +134,7 @@ class OffloadDesk:
             if victim is None:
                 break
             while victim is not None and excess > 0:
-                row = Row(victim.key, -1, victim)
+                row = Row(victim.key, -1, victim, parent=victim.parent_key)
                 for idx in back:
                     self._route(row, idx, stores[idx], victim.parent_key)
                 excess -= 1
@@ -157,32 +158,12 @@ class OffloadDesk:
 
     # -- internals --------------------------------------------------------------------
 
-    def _held_below(self, key: BlockKey) -> bool:
-        """Whether a block is in a store, or on its way there."""
-        return any(
-            self._presence.of(store.name, key) is Belief.PRESENT
-            if tier is None
-            else tier.get(key) is not None
-            for store, tier in zip(self._settings.stores, self._stores, strict=True)
-        )
-
-    def _stored(self, key: BlockKey) -> bool:
-        """Whether a store has a block, all of it."""
-        for store, tier in zip(self._settings.stores, self._stores, strict=True):
-            if tier is None:
-                if self._presence.of(store.name, key) is Belief.PRESENT:
-                    return True
-                continue
-            entry = tier.get(key)
-            if entry is not None and entry.residence is Residence.READY:
-                return True
-        return False
-
     def _route(self, row: Row, idx: int, store: StoreSettings, parent: BlockKey | None) -> None:
         """Set room aside in a store for a row, where it is worth a write."""
         tier, admission = self._stores[idx], self._admissions[idx]
-        held = self._presence.of(store.name, row.key) is Belief.PRESENT
-        if held or (tier is not None and tier.get(row.key) is not None):
+        # What an earlier life has left is put again: that writes nothing, and makes it ours.
+        shared = tier is None and self._places.belief(idx, row.key) is Belief.PRESENT
+        if shared or (tier is not None and tier.get(row.key) is not None):
             return
         if not self._gates.most_writes(idx):
             self._counters.add("kvtiers_offloads_dropped_total", (f"off_{store.name}",))
@@ -221,7 +202,7 @@ class OffloadDesk:
                 raise ProtocolError(f"job {job.job_id}: an offloaded block without a slot")
             if outcome == Outcome.OK:
                 self._dram.commit(row.entry)
-                if self._stored(row.key):
+                if self._places.stored(row.key):
                     self._dram.back(row.entry)
                 self._counters.add("kvtiers_blocks_offloaded_total", (DRAM,))
             else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtiers.control.gates import Gates
-from kvtiers.control.presence import PresenceTable
-from kvtiers.control.tier import Tier
+from kvtiers.control.presence import Belief, PresenceTable
+from kvtiers.control.settings import StoreSettings
+from kvtiers.control.tier import Residence, Tier
+from kvtiers.model.keys import BlockKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +20,63 @@ class Places:
         dram: the slab. stores: in the order of the settings; None for a shared store, whose
             contents are known through `presence` only.
         gates: which stores are in use.
+        inherited: indexes of private stores with frames of an earlier life; emptied by a reset.
     """
 
     dram: Tier
     stores: Sequence[Tier | None]
     presence: PresenceTable
+    settings: Sequence[StoreSettings]
     gates: Gates
+    inherited: set[int] = field(default_factory=set)
+
+    def belief(self, idx: int, key: BlockKey) -> Belief:
+        """Return what is known of a block in a store: by control's own books, else by hearsay."""
+        tier = self.stores[idx]
+        if tier is not None:
+            entry = tier.get(key)
+            if entry is not None:
+                ready = entry.residence is Residence.READY
+                return Belief.PRESENT if ready else Belief.ABSENT
+            if idx not in self.inherited:
+                return Belief.ABSENT
+        return self.presence.of(self.settings[idx].name, key)
+
+    def stored(self, key: BlockKey) -> bool:
+        """Whether a store has a block, all of it, as far as is known."""
+        return any(self.belief(idx, key) is Belief.PRESENT for idx in range(len(self.stores)))
+
+    def held_below(self, key: BlockKey) -> bool:
+        """Whether a block is in a store, or on its way there."""
+        return self.stored(key) or any(tier and tier.get(key) for tier in self.stores)
+
+    def adopt(self, idx: int, key: BlockKey, parent: BlockKey | None) -> None:
+        """Enter a frame of an earlier life into the books of its store, so that it is kept.
+
+        Where nothing may leave for it, it is dropped: the store takes it for ours by now.
+        """
+        tier = self.stores[idx]
+        if tier is None or tier.get(key) is not None:
+            return
+        entry = tier.reserve(key, parent)
+        if entry is None:
+            self.disclaim(idx, key)
+        else:
+            tier.commit(entry)
+
+    def disclaim(self, idx: int, key: BlockKey) -> None:
+        """Drop a frame of an earlier life from every rank: some have lost theirs."""
+        tier = self.stores[idx]
+        self.presence.missed(self.settings[idx].name, key)
+        if tier is not None and tier.get(key) is None:
+            tier.leave(key)
+
+    def reset(self) -> None:
+        """Serve nothing that is there now."""
+        self.inherited.clear()
+        self.dram.reset()
+        for tier in self.stores:
+            if tier is not None:
+                tier.reset()
+        self.presence.reset()
+        self.gates.reset()

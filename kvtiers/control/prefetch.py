@@ -11,9 +11,10 @@ from kvtiers.control.answers import Answer
 from kvtiers.control.jobs import Job, JobTable, Row
 from kvtiers.control.load_order import load_order
 from kvtiers.control.places import Places
+from kvtiers.control.presence import Belief
 from kvtiers.control.reload import ABSENT
 from kvtiers.control.settings import ControlSettings
-from kvtiers.control.tier import Residence
+from kvtiers.control.tier import Entry
 from kvtiers.model.keys import BlockKey
 from kvtiers.model.messages import Transfer, TransferKind
 from kvtiers.observe.metrics import BLOCKS_PREFETCHED, Counters
@@ -73,11 +74,10 @@ class PrefetchDesk:
 
     # -- what happens to a request ----------------------------------------------------
 
-    def arrived(self, arrival: Arrival) -> bool:
-        """Note a request; False where nothing is ever prefetched."""
+    def arrived(self, arrival: Arrival) -> None:
+        """Note a request that waits."""
         if self._budget > 0:
             self._wishes[arrival.request_id] = _Wish(arrival)
-        return self._budget > 0
 
     def left(self, request_id: str) -> None:
         """Forget a request: it was admitted, or is over."""
@@ -140,7 +140,7 @@ class PrefetchDesk:
         job: Job | None = None
         while wish.rows and room > 0:
             key, parent, source = wish.rows[0]
-            row = None if dram.get(key) is not None else self._source(key, source)
+            row = None if dram.get(key) is not None else self._row(key, parent, source)
             if row is None:  # it is there, or gone
                 wish.rows.popleft()
                 continue
@@ -162,16 +162,16 @@ class PrefetchDesk:
             self._counters.add(BLOCKS_PREFETCHED, (), len(job.rows))
         return job
 
-    def _source(self, key: BlockKey, source: int) -> Row | None:
+    def _row(self, key: BlockKey, parent: BlockKey | None, source: int) -> Row | None:
         """Return a row that reads a block where it was found; None if that is no longer so."""
         idx = source - 1
-        if not self._places.gates.readable(idx):
+        places = self._places
+        if not places.gates.readable(idx) or places.belief(idx, key) is not Belief.PRESENT:
             return None
-        tier = self._places.stores[idx]
+        tier = places.stores[idx]
         entry = None if tier is None else tier.get(key)
-        if tier is not None and (entry is None or entry.residence is not Residence.READY):
-            return None
-        return Row(key, -1, store_entries={} if entry is None else {idx: entry}, source=source)
+        held: dict[int, Entry | None] = {} if entry is None else {idx: entry}
+        return Row(key, -1, store_entries=held, source=source, parent=parent)
 
     def _pin_below(self, row: Row) -> None:
         for idx, stored in row.store_entries.items():

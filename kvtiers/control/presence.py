@@ -1,7 +1,8 @@
-"""What shared stores are believed to hold: hints, filled from messages only."""
+"""What stores are believed to hold that control did not write: hints, from messages only."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from enum import Enum
 from typing import Final
@@ -10,27 +11,40 @@ from kvtiers.model.keys import BlockKey, unpack_keys
 from kvtiers.model.messages import Presence
 
 _REMEMBERED: Final = 1 << 20
+ABSENT_SECONDS: Final = 2.0  # another engine may have computed the block meanwhile
 
 
 class Belief(Enum):
     """What is known of one key in one store."""
 
     UNKNOWN = "unknown"  # never asked, or forgotten: worth a lookup
-    ABSENT = "absent"
+    ABSENT = "absent"  # for a while: others write, too
     PRESENT = "present"  # a hint: a load may still come back MISSING
 
 
 class PresenceTable:
-    """Beliefs per store and key, bounded; the oldest answers are forgotten first."""
+    """Beliefs per store and key, bounded; the oldest answers are forgotten first.
+
+    Time goes on by `tick` only: between two calls nothing changes by itself.
+    """
 
     def __init__(self, capacity: int = _REMEMBERED) -> None:
         self._capacity = capacity
-        self._beliefs: OrderedDict[tuple[str, BlockKey], Belief] = OrderedDict()
+        # Until when a key is believed to be absent; infinity for one that is present.
+        self._beliefs: OrderedDict[tuple[str, BlockKey], float] = OrderedDict()
+        self._now = -math.inf
         self.version = 0
+
+    def tick(self, now: float) -> None:
+        """Let time go on."""
+        self._now = max(now, self._now)
 
     def of(self, store: str, key: BlockKey) -> Belief:
         """Return what is believed of a key in a store."""
-        return self._beliefs.get((store, key), Belief.UNKNOWN)
+        until = self._beliefs.get((store, key))
+        if until is None or until <= self._now:
+            return Belief.UNKNOWN
+        return Belief.PRESENT if until == math.inf else Belief.ABSENT
 
     def answered(self, answer: Presence) -> None:
         """Take in an index reader's answer.
@@ -40,23 +54,27 @@ class PresenceTable:
         """
         keys = list(unpack_keys(answer.keys))
         for key, present in zip(keys, answer.present.tolist(), strict=True):
-            self._believe(answer.store, key, Belief.PRESENT if present else Belief.ABSENT)
+            if present:
+                self._believe(answer.store, key, math.inf)
+            else:
+                self.missed(answer.store, key)
 
     def wrote(self, store: str, key: BlockKey) -> None:
         """Note a successful write of our own."""
-        self._believe(store, key, Belief.PRESENT)
+        self._believe(store, key, math.inf)
 
     def missed(self, store: str, key: BlockKey) -> None:
-        """Note that a load found nothing: the hint was wrong, and must not be given again."""
-        self._believe(store, key, Belief.ABSENT)
+        """Note that a key is not there, or not to be had: the hint must not be given again."""
+        now = 0.0 if self._now == -math.inf else self._now
+        self._believe(store, key, now + ABSENT_SECONDS)
 
     def reset(self) -> None:
         """Forget everything."""
         self._beliefs.clear()
         self.version += 1
 
-    def _believe(self, store: str, key: BlockKey, belief: Belief) -> None:
-        self._beliefs[store, key] = belief
+    def _believe(self, store: str, key: BlockKey, until: float) -> None:
+        self._beliefs[store, key] = until
         self._beliefs.move_to_end((store, key))
         self.version += 1
         if len(self._beliefs) > self._capacity:

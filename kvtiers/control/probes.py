@@ -6,8 +6,9 @@ from kvtiers.control.gates import Gates
 from kvtiers.control.jobs import Job, JobTable, Row
 from kvtiers.control.load_order import load_order
 from kvtiers.control.places import Places
+from kvtiers.control.presence import Belief
 from kvtiers.control.settings import ControlSettings
-from kvtiers.control.tier import Entry, Residence, Tier
+from kvtiers.control.tier import Residence
 from kvtiers.model.messages import JobId, Transfer, TransferKind
 
 
@@ -54,20 +55,19 @@ class ProbeDesk:
 
     def _row(self, idx: int) -> Row | None:
         """Return what to ask for, pinned: what was read or written last, else anything."""
+        places = self._places
+        tier = places.stores[idx]
+        while (row := self._gates.take_known(idx)) is not None:
+            if tier is None or places.belief(idx, row.key) is Belief.PRESENT:
+                return self._pinned(row, idx)
+        ready = (e for e in tier.entries() if e.residence is Residence.READY) if tier else ()
+        entry = next(iter(ready), None)
+        return None if entry is None else self._pinned(Row(entry.key, -1, source=1 + idx), idx)
+
+    def _pinned(self, row: Row, idx: int) -> Row:
         tier = self._places.stores[idx]
-        while (key := self._gates.take_probe_key(idx)) is not None:
-            if tier is None:
-                return Row(key, -1, source=1 + idx)
-            entry = tier.get(key)
-            if entry is not None and entry.residence is Residence.READY:
-                return _pinned(tier, entry, idx)
-        if tier is None:
-            return None
-        ready = (e for e in tier.entries() if e.residence is Residence.READY)
-        entry = next(ready, None)
-        return None if entry is None else _pinned(tier, entry, idx)
-
-
-def _pinned(tier: Tier, entry: Entry, idx: int) -> Row:
-    tier.pin(entry)
-    return Row(entry.key, -1, store_entries={idx: entry}, source=1 + idx)
+        entry = None if tier is None else tier.get(row.key)
+        if tier is not None and entry is not None:
+            tier.pin(entry)
+            row.store_entries[idx] = entry
+        return row

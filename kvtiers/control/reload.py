@@ -91,9 +91,9 @@ class ReloadDesk:
         counters: Counters,
     ) -> None:
         self._settings = settings
+        self._places = places
         self._dram = places.dram
         self._stores = places.stores
-        self._presence = places.presence
         self._gates = places.gates
         self._jobs = jobs
         self._counters = counters
@@ -160,13 +160,7 @@ class ReloadDesk:
         for idx, store in enumerate(self._settings.stores):
             if not self._gates.readable(idx):
                 continue
-            tier = self._stores[idx]
-            if tier is not None:
-                entry = tier.get(key)
-                if entry is not None and entry.residence is Residence.READY:
-                    return 1 + idx
-                continue
-            belief = self._presence.of(store.name, key)
+            belief = self._places.belief(idx, key)
             if belief is Belief.PRESENT:
                 return 1 + idx
             if belief is Belief.UNKNOWN:
@@ -216,19 +210,18 @@ class ReloadDesk:
         job = self._jobs.open(TransferKind.RELOAD, epoch, load.request_id)
         job.started = now
         end = load.start + load.num_blocks
-        parents: list[BlockKey | None] = []
         for idx, group in enumerate(self._settings.groups):
             first = max(load.start, group.first_needed(end, self._settings.block_size))
             keys, block_ids = load.keys[idx], load.block_ids[idx]
             for position in range(first, end):
                 if block_ids[position] == NO_BLOCK:
                     continue
-                parents.append(keys[position - 1] if position else None)
-                job.rows.append(Row(keys[position], block_ids[position]))
+                parent = keys[position - 1] if position else None
+                job.rows.append(Row(keys[position], block_ids[position], parent=parent))
         self._pin_sources(job)
-        for row, parent in zip(job.rows, parents, strict=True):
+        for row in job.rows:
             if row.source:
-                row.entry = self._promotion(row.key, parent)
+                row.entry = self._promotion(row.key, row.parent)
                 row.lands = row.entry is not None
         self._dram.touch(row.entry for row in reversed(job.rows) if row.entry is not None)
         self._waiting.append(job)
@@ -364,16 +357,16 @@ class ReloadDesk:
         if row.source == 0 or row.given_up:
             return
         idx = row.source - 1
-        store = self._settings.stores[idx]
         gone = self._gates.condemned(idx, row.key, outcome)
         tier = self._stores[idx]
-        if tier is None:
-            if gone:
-                self._presence.missed(store.name, row.key)
-            return
         entry = row.store_entries.get(idx)
-        if entry is not None and gone:
-            tier.doom(entry)
+        if tier is not None and entry is not None:
+            if gone:
+                tier.doom(entry)
+        elif gone:
+            self._places.disclaim(idx, row.key)
+        else:
+            self._places.adopt(idx, row.key, row.parent)
 
 
 def _give_up_staging(job: Job) -> None:

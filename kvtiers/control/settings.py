@@ -18,12 +18,15 @@ class StoreSettings:
             whose own process evicts and whose contents are known through presence only.
         write: "through" writes with every offload, "back" when DRAM runs full.
         admit: name of the admission rule.
+        inherits: whether an earlier life has left frames in a private store. They are known
+            through presence, like those of a shared one, until control takes them over.
     """
 
     name: str
     capacity_blocks: int | None
     write: Literal["through", "back"] = "through"
     admit: str = "always"
+    inherits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

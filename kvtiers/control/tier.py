@@ -214,6 +214,10 @@ class Tier:
         self.num_evicted += 1
         self.doom(entry)
 
+    def leave(self, key: BlockKey) -> None:
+        """Count a key that was never here among those that left: some rank holds it."""
+        self._left.append(key)
+
     def take_left(self) -> list[BlockKey]:
         """Return the keys that left since the last call, for whatever reason but a reset: some
         rank may still hold them. Also those that have come back meanwhile: their new frames are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, NewType
 
 from kvtiers.data.copier import Direction, Marker
@@ -17,8 +18,15 @@ from kvtiers.model.messages import Completion, Forget, JobId, Link, Transfer, Tr
 
 PIECE_NBYTES: Final = 64 * 2**20  # a load overtakes a gather after at most about 5 ms
 
-_Epoch = NewType("_Epoch", int)
 _GivenUp = NewType("_GivenUp", frozenset[JobId])
+
+
+@dataclass(frozen=True, slots=True)
+class _Era:
+    """From when on orders and names count."""
+
+    epoch: int
+    generation: int
 
 
 class Executor:
@@ -38,12 +46,13 @@ class Executor:
         self._shop = shop
         self._loads = LoadLane(shop, piece_nbytes, verify_dram=verify_dram)
         self._offloads = OffloadLane(shop, piece_nbytes, verify_dram=verify_dram)
-        self._inbox: deque[Run | Forget | _Epoch | _GivenUp] = deque()
+        self._inbox: deque[Run | Forget | _Era | _GivenUp] = deque()
         self._outbox: deque[Completion] = deque()
         self._open: set[JobId] = set()
         self._unread: set[JobId] = set()
         self._unloaded: set[JobId] = set()
         self._fenced: set[JobId] = set()
+        self._era = _Era(0, shop.key_space.generation)
         self._epoch = 0
         self._closed = False
 
@@ -85,11 +94,16 @@ class Executor:
             raise TransferError(str(error)) from error
         self._inbox.append(forget)
 
-    def enter(self, epoch: int) -> None:
-        """Begin a new epoch: earlier reloads come back STALE, slots and stores are emptied."""
-        if epoch > self._epoch:
-            self._epoch = epoch
-            self._inbox.append(_Epoch(epoch))
+    def enter(self, epoch: int, generation: int) -> None:
+        """Begin a new epoch: earlier reloads come back STALE, slots are emptied, stores retired.
+
+        Frames have the names of a generation from then on; an epoch before the present one
+        changes nothing.
+        """
+        era = _Era(epoch, generation)
+        if epoch >= self._era.epoch and era != self._era:
+            self._era = era
+            self._inbox.append(era)
 
     def fence(self, job_ids: Iterable[JobId]) -> set[JobId]:
         """Hurry offloads whose blocks are about to be overwritten; returns those still to read."""
@@ -179,7 +193,7 @@ class Executor:
                 self._inbox.popleft()
         return accepted
 
-    def _take(self, order: Run | Forget | _Epoch | _GivenUp) -> None:
+    def _take(self, order: Run | Forget | _Era | _GivenUp) -> None:
         if isinstance(order, Run):
             reads = order.transfer.kind in (TransferKind.RELOAD, TransferKind.PROMOTE)
             (self._loads if reads else self._offloads).accept(order)
@@ -191,12 +205,14 @@ class Executor:
         else:
             self._enter(order)
 
-    def _enter(self, epoch: int) -> None:
-        self._loads.enter(epoch)
-        self._offloads.enter(epoch)
-        self._shop.key_space.enter(epoch)
-        self._shop.slots.clear()
-        self._shop.stores.clear()
+    def _enter(self, era: _Era) -> None:
+        if era.epoch > self._epoch:
+            self._epoch = era.epoch
+            self._loads.enter(era.epoch)
+            self._offloads.enter(era.epoch)
+            self._shop.slots.clear()
+            self._shop.stores.retire()
+        self._shop.key_space.enter(era.generation)
 
     def _collect(self) -> bool:
         """Hand what copiers and stores have finished to its lane."""

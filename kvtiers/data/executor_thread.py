@@ -49,9 +49,9 @@ class ExecutorThread:
         self._executor.forget(forget)
         self._ring()
 
-    def enter(self, epoch: int) -> None:
-        """Begin a new epoch; see `Executor.enter`."""
-        self._executor.enter(epoch)
+    def enter(self, epoch: int, generation: int) -> None:
+        """Begin a new epoch or generation; see `Executor.enter`."""
+        self._executor.enter(epoch, generation)
         self._ring()
 
     def poll(self) -> list[Completion]:

@@ -40,6 +40,7 @@ class Entry:
 
     Attributes:
         written: its bytes are there. dropped: no longer found under its key.
+        retired: belongs to an earlier life once it is written.
         num_readers: reads under way. change: number of the index change that removes its
             record, 0 for none.
         followers: rows that wait for the write: (batch, row, frame to read or None).
@@ -51,6 +52,7 @@ class Entry:
     sequence: int
     written: bool = False
     dropped: bool = False
+    retired: bool = False
     num_readers: int = 0
     change: int = 0
     followers: list[tuple[Batch, int, FrameRef | None]] = field(default_factory=list)

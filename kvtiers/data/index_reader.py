@@ -1,4 +1,4 @@
-"""What shared stores hold, looked up beside control on a thread of its own."""
+"""What stores hold that control did not write, looked up beside it on a thread of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Final
 import lmdb
 import numpy as np
 
+from kvtiers.data.inventory import Inventory
 from kvtiers.data.key_space import KeySpace
 from kvtiers.data.lmdb_access import LMDBAccess
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
 from kvtiers.model.errors import KVTiersError
-from kvtiers.model.keys import KEY_NBYTES, BlockKey, unpack_keys
+from kvtiers.model.keys import KEY_NBYTES, BlockKey, StoreKey, unpack_keys
 from kvtiers.model.messages import Lookup, Presence, UInt8s
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class IndexReader:
 
     Args:
         settings: of each shared store, by the name that control has for it.
-        key_spaces: of all ranks.
+        key_spaces: of all ranks. inventories: of private stores, by name.
         lookup_seconds: how long a lookup may take from `ask` on.
         clock: seconds.
 
@@ -60,6 +61,7 @@ class IndexReader:
         settings: Mapping[str, LMDBStoreSettings],
         key_spaces: Sequence[KeySpace],
         *,
+        inventories: Mapping[str, Inventory] | None = None,
         lookup_seconds: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,6 +71,7 @@ class IndexReader:
             name: LMDBAccess(found, create=False, clock=clock) for name, found in settings.items()
         }
         self._key_spaces = tuple(key_spaces)
+        self._inventories = dict(inventories or {})
         self._lookup_seconds = lookup_seconds
         self._clock = clock
         self._wake = threading.Condition()
@@ -162,6 +165,9 @@ class IndexReader:
     def _present(self, store: str, piece: bytes) -> UInt8s:
         """Return one flag per key."""
         keys = list(unpack_keys(piece))
+        inventory = self._inventories.get(store)
+        if inventory is not None:
+            return inventory.present(self._names(keys))
         access = self._accesses.get(store)
         if access is not None and keys:
             try:
@@ -171,10 +177,13 @@ class IndexReader:
         return np.zeros(len(keys), np.uint8)
 
     def _look_up(self, access: LMDBAccess, keys: Sequence[BlockKey]) -> UInt8s:
-        names = [[space.name(key) for space in self._key_spaces] for key in keys]
+        names = self._names(keys)
         with access.reading() as session, session.txn.cursor(session.env.index) as cursor:
             flags = [all(map(cursor.set_key, of_ranks)) for of_ranks in names]
         return np.asarray(flags, np.uint8)
+
+    def _names(self, keys: Sequence[BlockKey]) -> list[list[StoreKey]]:
+        return [[space.name(key) for space in self._key_spaces] for key in keys]
 
     def _answer_absent(self, question: _Question) -> None:
         rest = question.lookup.keys[question.start :]

@@ -18,6 +18,11 @@ class KeySpace:
         self._rank = rank
         self._enter(generation)
 
+    @property
+    def generation(self) -> int:
+        """The present generation."""
+        return self._generation
+
     def name(self, key: BlockKey) -> StoreKey:
         """Return what this rank stores a block under."""
         return store_key(self._prefix, self._rank, key)
@@ -27,5 +32,6 @@ class KeySpace:
         self._enter(generation)
 
     def _enter(self, generation: int) -> None:
+        self._generation = generation
         seed = self._fingerprint + generation.to_bytes(8, "big")
         self._prefix = blake3(seed).digest()

@@ -99,6 +99,9 @@ class LMDBStore:
         self._order.settle_changes(_CLOSE_SECONDS)
         return self._reader.keys()
 
+    def retire(self) -> None:
+        """Keep everything: other engines may ask for it. What nobody asks for leaves in time."""
+
     def clear(self) -> None:
         """Drop every frame, for all processes, after the calls before."""
         self._submit(Call(Verb.CLEAR))

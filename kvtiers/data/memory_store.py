@@ -64,14 +64,14 @@ class MemoryStore:
         """Return the keys of all frames."""
         return list(self._frames)
 
-    def clear(self) -> None:
+    def retire(self) -> None:
         """Drop every frame."""
         self._frames.clear()
         self._used_nbytes = 0
 
     def close(self) -> None:
         """Drop every frame; nothing outlives the process anyway."""
-        self.clear()
+        self.retire()
 
     def _put(self, frame: FrameRef) -> Outcome:
         if frame.key in self._frames:

@@ -65,8 +65,12 @@ class BlockStore(Protocol):
         """Return the keys of all frames held now."""
         ...
 
-    def clear(self) -> None:
-        """Drop every frame, those being written included."""
+    def retire(self) -> None:
+        """Note that nobody will ask for the frames put so far: they no longer count in the bound.
+
+        They may be dropped at once, or when their room is needed; a shared store keeps them, as
+        other engines may ask. They may answer OK or MISSING until then.
+        """
         ...
 
     def close(self) -> None:

@@ -103,13 +103,13 @@ class StoreDesk:
         except Exception:  # thread top: a store is a plugin, and may raise anything
             logger.exception("store %s failed to delete %d frames", name, len(keys))
 
-    def clear(self) -> None:
-        """Drop all frames of all stores; one that fails keeps names that are never asked for."""
+    def retire(self) -> None:
+        """Tell all stores that what they hold is not asked for any more."""
         for name, store in self._stores.items():
             try:
-                store.clear()
+                store.retire()
             except Exception:  # thread top: a store is a plugin, and may raise anything
-                logger.exception("store %s failed to drop its frames", name)
+                logger.exception("store %s failed to retire its frames", name)
 
     def close(self) -> None:
         """Close all stores."""

@@ -8,28 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from kvtiers.model.config_problems import TIER_LIST, schema_problems, tier_list_problems
-from kvtiers.model.config_values import (
-    MAX_THREADS,
-    Capacity,
-    Deadline,
-    Duration,
-    LogPath,
-    Name,
-    Threads,
-    as_tuple,
-)
+from kvtiers.model.config_tiers import DramTier, Section, StoreTier, Tier
+from kvtiers.model.config_values import MAX_THREADS, Deadline, Duration, LogPath, Threads, as_tuple
 from kvtiers.model.config_yaml import Document, Problem, path_text, read_yaml, write_yaml
 from kvtiers.model.errors import ConfigError
 from kvtiers.model.units import format_duration
@@ -41,80 +25,7 @@ MAX_FILE_NBYTES: Final = 1 << 20  # a hundred times a long one; parsing more tak
 DEFAULT_DRAM_CAPACITY: Final = "4GiB"  # fits any server; a real installation writes its own
 
 
-class _Section(BaseModel):
-    """A mapping of the file: strict, complete, immutable."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class DramTier(_Section):
-    """The slab: pinned host memory, the only place where blocks land. First and once."""
-
-    kind: Literal["dram"] = Field(description="`dram`.", examples=["dram"])
-    capacity: Capacity = Field(
-        description="Bytes of the slab, of one engine, divided over its ranks.",
-        examples=["64GiB"],
-    )
-    pin: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description="Page-lock the slab for DMA. `auto`: where a GPU is present, and fall back; "
-        "`on`: fail at start where that is impossible.",
-    )
-    high_watermark: float = Field(
-        default=0.95,
-        gt=0,
-        le=1,
-        description="Share of the slots in use above which blocks are written to `write: back` "
-        "stores, ahead of need. Without such a store the slab simply fills up.",
-    )
-    low_watermark: float = Field(
-        default=0.90,
-        gt=0,
-        le=1,
-        validate_default=True,
-        description="Share of the slots in use at which that stops; at most `high_watermark`.",
-    )
-
-    @field_validator("low_watermark")
-    @classmethod
-    def _low_is_not_above_high(cls, low: float, info: ValidationInfo) -> float:
-        high = info.data.get("high_watermark")
-        if high is not None and low > high:
-            raise ValueError(
-                f"{low:g} is above high_watermark {high:g}; write 'low_watermark: {high:g}' or less"
-            )
-        return low
-
-
-class MemoryTier(_Section):
-    """Unpinned host memory below the slab: the in-memory reference store."""
-
-    kind: Literal["memory"] = Field(description="`memory`.", examples=["memory"])
-    name: Name = Field(
-        default="memory",
-        description="Name of the store in metrics and decisions; unique.",
-        examples=["memory2"],
-    )
-    capacity: Capacity = Field(
-        description="Bytes of the store, of one engine, divided over its ranks.",
-        examples=["64GiB"],
-    )
-    write: Literal["through", "back"] = Field(
-        default="through",
-        description="`through`: a block is stored as it is offloaded; `back`: when it leaves "
-        "the slab.",
-    )
-    admit: Literal["always", "second_touch"] = Field(
-        default="always",
-        description="Which blocks are worth a write: all, or those offered to the store a second "
-        "time (`through`: offloaded again; `back`: leaving the slab again).",
-    )
-
-
-Tier = Annotated[DramTier | MemoryTier, Field(discriminator="kind")]
-
-
-class PolicyConfig(_Section):
+class PolicyConfig(Section):
     """What is kept."""
 
     evict: Literal["lru"] = Field(
@@ -127,7 +38,7 @@ class PolicyConfig(_Section):
     )
 
 
-class CostConfig(_Section):
+class CostConfig(Section):
     """Whether to reload or to recompute."""
 
     mode: Literal["auto", "always", "never", "shadow"] = Field(
@@ -148,7 +59,7 @@ class CostConfig(_Section):
     )
 
 
-class ReloadConfig(_Section):
+class ReloadConfig(Section):
     """How long a request may wait for its blocks."""
 
     deadline: Deadline = Field(
@@ -173,7 +84,7 @@ class ReloadConfig(_Section):
     )
 
 
-class CopyConfig(_Section):
+class CopyConfig(Section):
     """The machinery that moves bytes."""
 
     threads: Threads = Field(
@@ -192,7 +103,7 @@ class CopyConfig(_Section):
         return min(4, num_cores) if self.threads == "auto" else self.threads
 
 
-class Config(_Section):
+class Config(Section):
     """Everything that a user may choose."""
 
     tiers: Annotated[tuple[Tier, ...], BeforeValidator(as_tuple)] = Field(
@@ -229,9 +140,9 @@ class Config(_Section):
         return next(tier for tier in self.tiers if isinstance(tier, DramTier))
 
     @property
-    def stores(self) -> tuple[MemoryTier, ...]:
+    def stores(self) -> tuple[StoreTier, ...]:
         """The tiers below the slab, in order."""
-        return tuple(tier for tier in self.tiers if isinstance(tier, MemoryTier))
+        return tuple(tier for tier in self.tiers if not isinstance(tier, DramTier))
 
 
 @dataclass(frozen=True, slots=True)

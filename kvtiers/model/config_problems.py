@@ -13,8 +13,7 @@ from pydantic.fields import FieldInfo
 
 from kvtiers.model.config_yaml import Document, KeyPath, Problem
 
-TIER_KINDS: Final = ("dram", "memory")
-PLANNED_KINDS: Final = ("nvme", "lmdb")
+TIER_KINDS: Final = ("dram", "memory", "nvme", "lmdb")
 TIER_LIST: Final = "tier_list"
 """Type of the pydantic error that repeats what `tier_list_problems` says."""
 
@@ -71,15 +70,35 @@ def tier_list_problems(tiers: object) -> list[tuple[KeyPath, str]]:
     if len(tiers) > 1 + MAX_STORES:
         message = f"is tier {len(tiers)}; at most {MAX_STORES} may lie below dram"
         problems.append(((1 + MAX_STORES,), message))
+    problems += _shared_folders(tiers)
     named: dict[object, int] = {}
     for position, (kind, tier) in enumerate(zip(kinds, tiers, strict=True)):
-        name = tier.get("name", "memory") if kind == "memory" else None
+        is_store = kind in TIER_KINDS and kind != "dram"
+        name = tier.get("name", kind) if is_store else None
         if not isinstance(name, str):
             continue
         if name in named:
             message = f"{name!r} is the name of tiers[{named[name]}] too; write another name"
             problems.append(((position, "name"), message))
         named.setdefault(name, position)
+    return problems
+
+
+def _shared_folders(tiers: Sequence[object]) -> list[tuple[KeyPath, str]]:
+    """Return which tiers name a folder that another tier has already."""
+    problems: list[tuple[KeyPath, str]] = []
+    taken: dict[str, int] = {}
+    for position, tier in enumerate(tiers):
+        if not isinstance(tier, Mapping):
+            continue
+        several = tier.get("paths")
+        folders = list(several) if isinstance(several, list | tuple) else []
+        key = "paths" if "paths" in tier else "path"
+        for folder in {str(folder) for folder in [*folders, tier.get("path")] if folder}:
+            if folder in taken:
+                message = f"{folder!r} is a folder of tiers[{taken[folder]}] too; write another"
+                problems.append(((position, key), message))
+            taken.setdefault(folder, position)
     return problems
 
 
@@ -136,12 +155,6 @@ def _unknown_choice(value: object, choices: Sequence[str]) -> str:
 
 def _unknown_kind(tier: object) -> str:
     kind = tier.get("kind") if isinstance(tier, Mapping) else None
-    exist = ", ".join(TIER_KINDS)
-    if isinstance(kind, str) and kind in PLANNED_KINDS:
-        return (
-            f"{kind!r} is planned but not in this version; remove the tier (kinds that exist: "
-            f"{exist})"
-        )
     return _unknown_choice(kind, TIER_KINDS)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kvtiers.model.config import default_config, dump_yaml, json_schema
-from kvtiers.model.config_problems import PLANNED_KINDS
 from kvtiers.model.units import DURATION_UNITS, SIZE_UNITS
 
 Schema = Mapping[str, Any]
@@ -51,8 +50,8 @@ def reference_markdown() -> str:
 
 def _tier_heading() -> str:
     return (
-        "## `tiers`\n\nA list, fastest first. The first tier is `dram`, and there is one of it. "
-        f"The kinds {_words(PLANNED_KINDS)}\nare planned and not in this version.\n"
+        "## `tiers`\n\nA list, fastest first. The first tier is `dram`, and there is one of it; "
+        "any others follow.\n"
     )
 
 

@@ -50,6 +50,32 @@ def _path(value: object) -> object:
     return Path(value)
 
 
+def _store_path(value: object) -> object:
+    written = isinstance(value, str) and value.isprintable()
+    path = Path(value) if isinstance(value, str) and written else value
+    if not isinstance(path, Path) or not path.is_absolute():
+        raise ValueError(f"{value!r} is no absolute path; write /mnt/nvme0/kvtiers")
+    return path
+
+
+def _paths(value: object) -> object:
+    if not isinstance(value, tuple) or not value:
+        raise ValueError(f"{value!r} is no list of paths; write [/mnt/nvme0/kvtiers]")
+    paths = tuple(_store_path(path) for path in value)
+    if len(set(paths)) < len(paths):
+        raise ValueError("names a path twice; name each disk's folder once")
+    return paths
+
+
+def _instance(value: object) -> object:
+    if value is None:
+        return None
+    plain = isinstance(value, str) and all(c.isalnum() or c in "-_." for c in value)
+    if not plain or not str(value).isascii() or not str(value)[:1].isalnum():
+        raise ValueError(f"{value!r} is no name of a folder; write letters, digits, '-', '_', '.'")
+    return value
+
+
 def _name(value: object) -> object:
     plain = isinstance(value, str) and value.replace("-", "a").replace("_", "a").isalnum()
     if not plain or not str(value).isascii() or not str(value)[0].isalpha():
@@ -83,3 +109,6 @@ Deadline = Annotated[float, BeforeValidator(_positive_duration), _DURATION_TEXT,
 Threads = Annotated[Literal["auto"] | int, BeforeValidator(_threads), _THREADS_SCHEMA]
 Name = Annotated[str, BeforeValidator(_name), _NAME_SCHEMA]
 LogPath = Annotated[Path | None, BeforeValidator(_path)]
+StorePath = Annotated[Path, BeforeValidator(_store_path)]
+Paths = Annotated[tuple[Path, ...], BeforeValidator(_paths)]
+Instance = Annotated[str | None, BeforeValidator(_instance)]

@@ -23,8 +23,8 @@ class ProtocolError(KVTiersError):
     """A caller broke a contract, such as a second ``commit`` of one reservation."""
 
 
-class CapacityError(KVTiersError):
-    """A tier cannot hold even one frame, or the machine cannot provide the memory asked for.
+class PlacedError(KVTiersError):
+    """A value in the configuration turns out to be impossible on this machine.
 
     Attributes:
         path: the configuration's key that is to blame, such as ``("tiers", 0, "capacity")``;
@@ -36,9 +36,13 @@ class CapacityError(KVTiersError):
         self.path = path
 
 
+class CapacityError(PlacedError):
+    """A tier cannot hold even one frame, or the machine cannot provide the space asked for."""
+
+
 class UnsupportedEngineError(KVTiersError):
     """The engine, or the way it is configured, is one that kvtiers cannot serve correctly."""
 
 
-class StoreError(KVTiersError):
+class StoreError(PlacedError):
     """A store cannot use its folder or file; the message names the path and the remedy."""

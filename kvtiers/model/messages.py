@@ -6,6 +6,7 @@ arrays 0.04 ms. Every message is picklable and names the epoch it belongs to.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NewType
@@ -51,6 +52,20 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreHello:
+    """What a rank says of one of its stores.
+
+    Attributes:
+        num_frames: that fit, of any block; None for a store that several engines share.
+        inventory: the first 8 bytes of each store key that an earlier life left, sorted: a hint
+            of what can be found there.
+    """
+
+    num_frames: int | None
+    inventory: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """What a rank tells control before the first step.
 
@@ -59,6 +74,7 @@ class Hello:
         fingerprint: 32 bytes. num_slots, slot_nbytes: the slab.
         payload_nbytes: bytes of one block, per KV group.
         pinned: whether the slab is page-locked for DMA.
+        stores: by name, all that are configured.
     """
 
     rank: Rank
@@ -67,6 +83,7 @@ class Hello:
     slot_nbytes: int
     payload_nbytes: tuple[int, ...]
     pinned: bool
+    stores: Mapping[str, StoreHello] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +200,7 @@ class StepOrders:
         sync_loads: RELOAD jobs that this step's forward pass needs.
         forgets: keys to delete from stores.
         epoch: orders of an earlier epoch are void.
+        generation: what the names of frames are made with from this step on.
     """
 
     step: int
@@ -193,6 +211,7 @@ class StepOrders:
     sync_loads: tuple[JobId, ...] = ()
     forgets: tuple[Forget, ...] = ()
     num_scheduled_tokens: int = 0
+    generation: int = 0
 
     @property
     def empty(self) -> bool:

@@ -132,3 +132,8 @@ def _split(text: str, units: Iterable[str], noun: str, example: str) -> tuple[st
     likely = likely or [u for u in reversed(units) if u.casefold().startswith(unit.casefold())]
     hint = " or ".join(f"{number}{u}" for u in likely) or f"one of {choices}"
     raise ValueError(f"{text!r} has the unknown unit {unit!r}; write {hint}")
+
+
+def whole_mib(nbytes: int) -> str:
+    """Return a size as one may write it, rounded up to whole MiB."""
+    return f"{-(-nbytes // 2**20)}MiB"

@@ -43,6 +43,9 @@ write_back = ControlSettings(
 shared_store = ControlSettings(
     5, BLOCK_SIZE, 100, stores=(StoreSettings(SHARED, None),), prefetch_share=0.5
 )
+second_life = ControlSettings(
+    5, BLOCK_SIZE, 100, stores=(StoreSettings("disk", 9, inherits=True),), max_window=2
+)
 two_groups = ControlSettings(
     6,
     BLOCK_SIZE,

@@ -11,9 +11,9 @@ import numpy as np
 
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
+from kvtiers.connector.stores import RankStores
 from kvtiers.control.tier import Residence
 from kvtiers.data.copier import Direction
-from kvtiers.data.memory_store import MemoryStore
 from kvtiers.data.slab import Slab
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.frame import slot_nbytes_for
@@ -61,9 +61,8 @@ class FakeEngine:
         engine = setup.engine
         layout = token_layout(engine.num_blocks, engine.block_size)
         slot_nbytes = slot_nbytes_for(layout.groups)
-        self.connector = SchedulerConnector(
-            parse_mapping(self._config(slot_nbytes)), self._shape(), self.clock
-        )
+        self.config = parse_mapping(self._config(slot_nbytes))
+        self.connector = SchedulerConnector(self.config, self._shape(), self.clock)
         self.workers = [
             FakeWorker(Rank(i), layout, setup.num_slots, self._stores, self._choose, self.clock)
             for i in range(setup.num_ranks)
@@ -98,10 +97,8 @@ class FakeEngine:
             loads_in_step=engine.execution is Execution.SYNC,
         )
 
-    def _stores(self, slab: Slab) -> dict[str, MemoryStore]:
-        if not self.setup.store_blocks:
-            return {}
-        return {"memory": MemoryStore(slab, self.setup.store_blocks * slab.slot_nbytes)}
+    def _stores(self, slab: Slab, rank: Rank) -> RankStores:
+        return RankStores(self.config, slab, "0", rank.tensor, self.setup.num_ranks)
 
     def _run(self, step: Any) -> Any:
         return self.runner(step)

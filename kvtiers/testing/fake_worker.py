@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from kvtiers.connector.stores import RankStores
 from kvtiers.connector.worker import WorkerConnector
 from kvtiers.data.copier import CopyBatch, Direction, Marker, Ticket
 from kvtiers.data.executor import Executor
 from kvtiers.data.executor_thread import ExecutorThread
 from kvtiers.data.key_space import KeySpace
 from kvtiers.data.slab import Slab
-from kvtiers.data.store import BlockStore
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.frame import FrameFormat, slot_nbytes_for
 from kvtiers.model.keys import Rank
@@ -38,7 +38,7 @@ MAX_TURNS = 10_000
 POISON = np.uint64(0xDEADBEEF)
 
 Choose = Callable[[Sequence[Any]], Any]
-MakeStores = Callable[[Slab], Mapping[str, BlockStore]]
+MakeStores = Callable[[Slab, Rank], RankStores]
 
 
 def token_layout(num_blocks: int, block_size: int) -> KVLayout:
@@ -159,13 +159,16 @@ class FakeWorker:
     ) -> None:
         slab = self.slab = Slab(num_slots, slot_nbytes_for(layout.groups), pin="off")
         self.device = SpoiltDevice(layout, slab)
-        self.stores = dict(make_stores(slab))
+        found = make_stores(slab, rank)
+        self.stores = found.stores
         key_space = KeySpace(bytes(32), rank)
         shop = Workshop(slab, self.device, layout, key_space, self.stores, rank, clock)
         self.executor = SteppedExecutor(Executor(shop), self.device, choose)
         self.salt = np.uint64(rank.tensor * 0x9E3779B97F4A7C15 % 2**64)
         payload = tuple(group.payload_nbytes for group in layout.groups)
-        hello = Hello(rank, bytes(32), num_slots, slab.slot_nbytes, payload, pinned=False)
+        hello = Hello(
+            rank, bytes(32), num_slots, slab.slot_nbytes, payload, pinned=False, stores=found.hellos
+        )
         mark: Callable[[], Marker | None] = self.device.mark
         self.connector = WorkerConnector(hello, cast(ExecutorThread, self.executor), mark)
 

@@ -41,9 +41,9 @@ class WrapperStore:
         """Pass on."""
         return self.inner.keys()
 
-    def clear(self) -> None:
+    def retire(self) -> None:
         """Pass on."""
-        self.inner.clear()
+        self.inner.retire()
 
     def close(self) -> None:
         """Pass on."""
@@ -119,10 +119,10 @@ class FaultyStore(WrapperStore):
         self._fault("delete")
         self.inner.delete(keys)
 
-    def clear(self) -> None:
+    def retire(self) -> None:
         """Pass on, or fail."""
-        self._fault("clear")
-        self.inner.clear()
+        self._fault("retire")
+        self.inner.retire()
 
     def close(self) -> None:
         """Pass on, or fail."""

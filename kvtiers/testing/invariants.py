@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from kvtiers.control.controller import Controller
 from kvtiers.control.tier import Entry, Residence, Tier
 from kvtiers.model.messages import TransferKind
+from kvtiers.testing.sim_rank import SimRank
 
 
 def check_tier(tier: Tier, gone: Iterable[Entry] = (), windows: Iterable[int] = ()) -> None:
@@ -83,3 +84,14 @@ def check_empty(controller: Controller) -> None:
         if tier is not None:
             assert tier.num_free == tier.capacity_blocks
             assert tier.num_entries == 0
+
+
+def check_stores(controller: Controller, ranks: Iterable[SimRank]) -> None:
+    """Assert that ranks hold in a private store what control thinks they hold, not more."""
+    for settings, tier in zip(controller.settings.stores, controller.stores, strict=True):
+        if tier is not None:
+            keys = {entry.key for entry in tier.entries()}
+            for rank in ranks:
+                store = rank.stores[settings.name]
+                held = {key for _, _, key in store.frames - store.inherited.keys()}
+                assert held <= keys, "a frame that control has forgotten"

@@ -14,14 +14,13 @@ from kvtiers.control.tier import Residence
 from kvtiers.model.keys import BlockKey, Rank, block_key
 from kvtiers.model.messages import HBM, NO_BLOCK, Completion, JobId, Lookup
 from kvtiers.model.outcome import Outcome
-from kvtiers.testing.invariants import check_controller, check_empty, check_quiet
+from kvtiers.testing.invariants import check_controller, check_empty, check_quiet, check_stores
+from kvtiers.testing.sim_documents import MAX_BLOCKS, NUM_DOCUMENTS, block_hash
 from kvtiers.testing.sim_media import Choose, SimMedia
 from kvtiers.testing.sim_rank import SimRank
 from kvtiers.testing.sim_request import (
     BLOCK_SIZE,
-    MAX_BLOCKS,
     MAX_REQUESTS,
-    NUM_DOCUMENTS,
     NUM_ENGINE_BLOCKS,
     SHARED,
     SimRequest,
@@ -85,7 +84,7 @@ class SimEngine:
         num_blocks = self.choose(range(1, MAX_BLOCKS + 1))
         self.num_requests += 1
         groups = range(len(self.settings.groups))
-        hashes = [bytes([document if i > 1 else 0, i]).ljust(32, b"\1") for i in range(num_blocks)]
+        hashes = [block_hash(document, i) for i in range(num_blocks)]
         keys = [[block_key(block_hash, group) for block_hash in hashes] for group in groups]
         request = SimRequest(
             f"r{self.num_requests}", keys, [[] for _ in groups], [0 for _ in groups]
@@ -94,7 +93,8 @@ class SimEngine:
         arrival = Arrival(
             request.request_id, keys, self.choose((0, 0, 1)), self._num_tokens(request)
         )
-        self.controller.arrived(arrival, self.now)
+        self.controller.arrived(keys, self.now)
+        self.controller.prefetch(arrival)
         if self.choose((False, True)):
             self._ask(request, fresh=True)
 
@@ -122,7 +122,7 @@ class SimEngine:
     def _check_answer(self, request: SimRequest, answer: Answer) -> None:
         """What is promised is there, and all that attention needs of it."""
         if answer.num_blocks is None:
-            assert any(store.capacity_blocks is None for store in self.settings.stores)
+            assert any(s.capacity_blocks is None or s.inherits for s in self.settings.stores)
             return
         assert not (request.failed_before and answer.num_blocks), "a failed load is tried again"
         for idx, group in enumerate(self.settings.groups):
@@ -139,7 +139,8 @@ class SimEngine:
         entries = [tier.get(key) for tier in self.controller.stores if tier is not None]
         if any(e is not None and (coming or e.residence is Residence.READY) for e in entries):
             return True
-        return self.controller.presence.of(SHARED, key) is Belief.PRESENT
+        beliefs = [self.controller.presence.of(s.name, key) for s in self.settings.stores]
+        return Belief.PRESENT in beliefs
 
     def _check_sources(self, job_id: JobId, fresh: bool) -> None:
         """What was promised a moment ago is what will be delivered."""
@@ -347,7 +348,7 @@ class SimEngine:
         check_quiet(self.controller)
         self._mend_stores()
         check_quiet(self.controller)
-        self.media.check_private(self.controller.stores, self.settings)
+        check_stores(self.controller, self.ranks)
         self.controller.reset()
         self.step()
         self._quiesce()

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from kvtiers.control.settings import ControlSettings
-from kvtiers.control.tier import Tier
 from kvtiers.model.keys import Rank, unpack_keys
 from kvtiers.model.messages import Lookup, Presence
+from kvtiers.testing.sim_documents import private_store
 from kvtiers.testing.sim_rank import SimStore
 
 Choose = Callable[[Sequence[Any]], Any]  # picks one of some possibilities
@@ -25,19 +25,22 @@ class SimMedia:
 
     def __init__(self, settings: ControlSettings, num_ranks: int) -> None:
         self.shared = SimStore()
+        groups = len(settings.groups)
         self.of_rank: list[dict[str, SimStore]] = [
             {
-                s.name: self.shared if s.capacity_blocks is None else SimStore(s.capacity_blocks)
-                for s in settings.stores
+                store.name: self.shared
+                if store.capacity_blocks is None
+                else private_store(store, Rank(i), groups)
+                for store in settings.stores
             }
-            for _ in range(num_ranks)
+            for i in range(num_ranks)
         ]
 
     def break_or_mend(self, choose: Choose) -> None:
         """A medium works again with all that it held, or now and then stops, for all ranks."""
         name = choose(sorted(self.of_rank[0]))
         works = not self.of_rank[0][name].broken
-        broken = works and choose((False, False, False, True))
+        broken = works and choose((*[False] * 7, True))
         for stores in self.of_rank:
             stores[name].broken = broken
 
@@ -52,16 +55,10 @@ class SimMedia:
         self.shared.frames.discard(choose(sorted(self.shared.frames, key=repr)))
 
     def presence(self, lookup: Lookup) -> Presence:
-        """Say what the shared store holds, by its first rank's frames."""
-        names = [(lookup.epoch, Rank(), key) for key in unpack_keys(lookup.keys)]
-        present = np.array([name in self.shared.frames for name in names], np.uint8)
-        return Presence(lookup.store, lookup.keys, present, lookup.epoch)
-
-    def check_private(self, tiers: Sequence[Tier | None], settings: ControlSettings) -> None:
-        """Assert that ranks hold in a private store what control thinks, not more."""
-        for store, tier in zip(settings.stores, tiers, strict=True):
-            if tier is not None:
-                keys = {entry.key for entry in tier.entries()}
-                for stores in self.of_rank:
-                    held = {key for _, _, key in stores[store.name].frames}
-                    assert held <= keys, "a frame that control has forgotten"
+        """Say what a store holds of every rank."""
+        frames = [stores[lookup.store].frames for stores in self.of_rank]
+        present = [
+            all((lookup.epoch, Rank(i), key) in held for i, held in enumerate(frames))
+            for key in unpack_keys(lookup.keys)
+        ]
+        return Presence(lookup.store, lookup.keys, np.array(present, np.uint8), lookup.epoch)

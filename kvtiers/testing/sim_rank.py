@@ -23,28 +23,52 @@ from kvtiers.model.outcome import Outcome
 
 _READS = (TransferKind.RELOAD, TransferKind.PROMOTE)
 Faults = Mapping[int, Outcome]  # row to what becomes of it instead of OK
+Name = tuple[int, Rank, BlockKey]
 
 
 class SimStore:
-    """Frames by generation, rank and key; one object is one medium, private or shared."""
+    """Frames by generation, rank and key; one object is one medium, private or shared.
 
-    def __init__(self, capacity_frames: int | None = None) -> None:
+    Args:
+        inherited: frames of an earlier life, which leave as room is needed until they are used.
+    """
+
+    def __init__(self, capacity_frames: int | None = None, inherited: Iterable[Name] = ()) -> None:
         self.capacity_frames = capacity_frames
-        self.frames: set[tuple[int, Rank, BlockKey]] = set()
-        self.written: set[tuple[int, Rank, BlockKey]] = set()  # at any time
+        self.inherited = dict.fromkeys(inherited)
+        self.frames: set[Name] = set(self.inherited)
+        self.written: set[Name] = set(self.inherited)  # at any time
         self.broken = False  # neither reads nor writes work
 
-    def put(self, name: tuple[int, Rank, BlockKey]) -> Outcome:
+    def put(self, name: Name) -> Outcome:
         """Keep a frame."""
         if self.broken:
             return Outcome.FAILED
+        self.inherited.pop(name, None)
         if name in self.frames:
             return Outcome.OK
-        if self.capacity_frames is not None and len(self.frames) >= self.capacity_frames:
+        full = self.capacity_frames is not None and len(self.frames) >= self.capacity_frames
+        if full and not self.inherited:
             return Outcome.FULL
+        if full:
+            oldest = next(iter(self.inherited))
+            del self.inherited[oldest]
+            self.frames.discard(oldest)
         self.frames.add(name)
         self.written.add(name)
         return Outcome.OK
+
+    def get(self, name: Name) -> Outcome:
+        """Find a frame, which counts as used."""
+        self.inherited.pop(name, None)
+        if self.broken:
+            return Outcome.FAILED
+        return Outcome.OK if name in self.frames else Outcome.MISSING
+
+    def discard(self, name: Name) -> None:
+        """Drop a frame."""
+        self.inherited.pop(name, None)
+        self.frames.discard(name)
 
 
 @dataclass(slots=True)
@@ -95,10 +119,11 @@ class SimRank:
             self.epoch = orders.epoch
             for store in self.stores.values():
                 if store.capacity_frames is not None:
-                    store.frames = {f for f in store.frames if f[1] != self.rank}
+                    for name in [f for f in store.frames if f[1] == self.rank]:
+                        store.discard(name)
         for forget in orders.forgets:
             for key in forget.block_keys():
-                self.stores[forget.store].frames.discard((self.epoch, self.rank, key))
+                self.stores[forget.store].discard((self.epoch, self.rank, key))
         for transfer in (*orders.before, *orders.after):
             self._accept(transfer)
         for job_id in orders.sync_loads:
@@ -210,11 +235,7 @@ class SimRank:
             return Outcome.OK if self.slots[slot] == key else Outcome.STALE
         if slot == NO_SLOT and not len(transfer.window):
             return Outcome.TIMED_OUT
-        store = self.stores[transfer.stores[source - 1]]
-        if store.broken:
-            return Outcome.FAILED
-        frames = store.frames
-        return Outcome.OK if (self.epoch, self.rank, key) in frames else Outcome.MISSING
+        return self.stores[transfer.stores[source - 1]].get((self.epoch, self.rank, key))
 
     # -- the engine -------------------------------------------------------------------
 

@@ -8,8 +8,6 @@ from kvtiers.model.keys import BlockKey
 
 BLOCK_SIZE = 4
 NUM_ENGINE_BLOCKS = 40
-MAX_BLOCKS = 6
-NUM_DOCUMENTS = 3
 MAX_REQUESTS = 6
 SHARED = "shared"
 

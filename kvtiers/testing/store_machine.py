@@ -18,7 +18,8 @@ from kvtiers.model.outcome import Outcome
 ANSWER_SECONDS = 30.0  # no medium is slower; a store that is has lost a batch
 SIZES = (4097, 8192, 10_000)
 
-_numbers = st.integers(0, 5)
+_NUMBERS = range(6)
+_numbers = st.sampled_from(_NUMBERS)
 _batches = st.lists(st.tuples(_numbers, st.sampled_from(SIZES)), min_size=0, max_size=4)
 
 
@@ -60,10 +61,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.slab = slab
         self.capacity_nbytes = capacity_nbytes
         self.model: dict[int, bytes] = {}
+        self.retired: set[StoreKey] = set()
+        self.base = 0  # of the numbers that are asked for now
         self.free = list(range(slab.num_slots))
         self.version = 0
         self.settled = True  # False where an assertion has stopped a comparison
-        # In the order of submission: ("put" | "get" | "delete" | "clear", what it concerned)
+        # In the order of submission: ("put" | "get" | "delete", what it concerned)
         self.log: list[tuple[str, StoreTicket | None, list[tuple[int, bytes, FrameRef]]]] = []
 
     @precondition(lambda self: len(self.free) >= 4)
@@ -90,15 +93,19 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(numbers=st.lists(_numbers, max_size=3))
     def delete(self, numbers: list[int]) -> None:
         """Delete frames, perhaps while they are written."""
-        self.store.delete([store_key_of(number) for number in numbers])
-        rows = [(number, b"", FrameRef(store_key_of(number), 0, 0)) for number in numbers]
+        present = [self.base + number for number in numbers]
+        self.store.delete([store_key_of(number) for number in present])
+        rows = [(number, b"", FrameRef(store_key_of(number), 0, 0)) for number in present]
         self.log.append(("delete", None, rows))
 
     @rule()
-    def clear(self) -> None:
-        """Drop everything."""
-        self.store.clear()
-        self.log.append(("clear", None, []))
+    def retire(self) -> None:
+        """Ask for nothing that was put so far, ever again."""
+        self.settle()
+        self.store.retire()
+        self.retired |= {store_key_of(number) for number in self.model}
+        self.model.clear()
+        self.base += 1 + max(_NUMBERS)
 
     @rule()
     def settle(self) -> None:
@@ -110,8 +117,6 @@ class StoreMachine(RuleBasedStateMachine):
         for verb, ticket, rows in log:
             outcomes = answers[ticket] if ticket is not None else (Outcome.OK,) * len(rows)
             assert len(outcomes) == len(rows)
-            if verb == "clear":
-                self.model.clear()
             for (number, body, frame), outcome in zip(rows, outcomes, strict=True):
                 getattr(self, f"_was_{verb}")(number, body, frame, outcome)
                 if ticket is not None:
@@ -122,14 +127,15 @@ class StoreMachine(RuleBasedStateMachine):
     def holds_what_a_dictionary_would(self) -> None:
         """Once settled: the same keys, within the bound."""
         if not self.log:
-            assert set(self.store.keys()) == {store_key_of(number) for number in self.model}
+            held = {store_key_of(number) for number in self.model}
+            assert held <= set(self.store.keys()) <= held | self.retired
             assert sum(map(len, self.model.values())) <= self.capacity_nbytes
 
     def teardown(self) -> None:
         """Read back everything that is left, unless the store has failed already."""
         if self.settled:
             self.settle()
-            self.get([(number, len(body)) for number, body in self.model.items()])
+            self.get([(number - self.base, len(body)) for number, body in self.model.items()])
             self.settle()
             self.holds_what_a_dictionary_would()
         self.store.close()
@@ -137,6 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
     # -- internals --------------------------------------------------------------------
 
     def _row(self, number: int, nbytes: int) -> tuple[int, bytes, FrameRef]:
+        number += self.base
         frame = FrameRef(store_key_of(number), self.free.pop(), nbytes)
         return number, frame_bytes(number, nbytes, self.version), frame
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
@@ -16,6 +17,7 @@ from kvtiers.model.keys import StoreKey
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.faults import WrapperStore
 from kvtiers.testing.store_machine import StoreMachine
+from kvtiers.testing.store_suite import Harness, StoreSuite
 
 CAPACITY = 30_000
 
@@ -36,8 +38,8 @@ class KeepsDeleted(WrapperStore):
         pass
 
 
-class KeepsCleared(WrapperStore):
-    def clear(self) -> None:
+class KeepsRetired(WrapperStore):
+    def retire(self) -> None:
         pass
 
 
@@ -108,7 +110,6 @@ class SwapsFrames(WrapperStore):
     "broken",
     [
         KeepsDeleted,
-        KeepsCleared,
         Overwrites,
         ListsRefused,
         CallsMissingOk,
@@ -137,3 +138,15 @@ def test_machine_finds_a_store_that_ignores_its_bound() -> None:
 
     with pytest.raises(AssertionError):
         run_state_machine_as_test(machine, settings=CONFIG)
+
+
+def test_suite_finds_a_store_that_keeps_what_was_retired() -> None:
+    class Suite(StoreSuite):
+        def make(self, slab: Slab, capacity_nbytes: int, folder: Path) -> WrapperStore:
+            return KeepsRetired(MemoryStore(slab, capacity_nbytes))
+
+    slab = Slab(16, 12_288, pin="off")
+    suite = Suite()
+    harness = Harness(suite.make(slab, 8 * 12_288, Path()), slab)
+    with pytest.raises(AssertionError):
+        suite.test_retiring_makes_room(harness)

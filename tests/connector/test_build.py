@@ -10,10 +10,12 @@ from kvtiers.connector.build import control_settings, slots_for
 from kvtiers.connector.rank import check_memory
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
+from kvtiers.connector.stores import RankStores
+from kvtiers.data.slab import Slab
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import CapacityError, ProtocolError
 from kvtiers.model.keys import Rank
-from kvtiers.model.messages import Hello
+from kvtiers.model.messages import Hello, StoreHello
 
 KIB = 2**10
 
@@ -30,7 +32,8 @@ def shape(num_ranks=1, windows=(None,)):
 
 
 def hello(idx=0, num_slots=8, payload=(60 * KIB,), slot=64 * KIB, pinned=True):
-    return Hello(Rank(idx), bytes(32), num_slots, slot, payload, pinned)
+    stores = {"memory": StoreHello(7 + idx)}
+    return Hello(Rank(idx), bytes(32), num_slots, slot, payload, pinned, stores)
 
 
 def test_capacity_is_that_of_the_smallest_rank():
@@ -42,7 +45,7 @@ def test_capacity_is_that_of_the_smallest_rank():
     settings = control_settings(config(capacity="8MiB"), shape(2), hellos)
     assert settings.num_slots == 16
     assert settings.block_nbytes == 524_160
-    assert settings.stores[0].capacity_blocks == 8 * 2**20 // 2 // 524_160
+    assert settings.stores[0].capacity_blocks == 7
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -54,9 +57,18 @@ def test_a_slab_without_a_single_slot_is_refused_with_what_would_do(num_ranks):
 
 def test_a_store_without_a_single_block_is_refused():
     """R118: the second tier, divided over its ranks."""
-    hellos = [hello(0), hello(1)]
-    with pytest.raises(CapacityError, match=r"over 2 rank.*at least 1MiB"):
-        control_settings(config(capacity="100KiB"), shape(2), hellos)
+    slab = Slab(2, 64 * KIB, pin="off")
+    with pytest.raises(CapacityError, match=r"over 2 rank.*at least 1MiB") as found:
+        RankStores(config(capacity="100KiB"), slab, "0", 0, 2)
+    assert found.value.path == ("tiers", 1)
+    slab.close()
+
+
+def test_ranks_that_differ_in_their_stores_are_refused():
+    for other in ({}, {"memory": StoreHello(None)}):
+        hellos = [hello(0), replace(hello(1), stores=other)]
+        with pytest.raises(ProtocolError, match="disagree on store 'memory'"):
+            control_settings(config(capacity="8MiB"), shape(2), hellos)
 
 
 def test_every_slot_is_used():

@@ -21,7 +21,8 @@ FULL = [chain(f"full{i}-", 8) for i in range(NUM_SLOTS // 8)]
 
 def arrive(scene: Scene, keys: list[BlockKey], request: str = "waits", start: int = 0) -> None:
     num_tokens = len(keys) * BLOCK_SIZE + 1
-    scene.controller.arrived(Arrival(request, [keys], start, num_tokens), scene.now)
+    scene.controller.arrived([keys], scene.now)
+    scene.controller.prefetch(Arrival(request, [keys], start, num_tokens))
 
 
 def promotions(orders: StepOrders) -> list[Transfer]:

@@ -176,7 +176,7 @@ def test_reload_of_an_earlier_epoch_is_stale_even_if_its_bytes_arrived():
     job = rank.submit(rank.orders.reload(keys, [5], [0]))
     rank.advance()
     rank.device.settle()
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     rank.settle()
     assert rank.outcomes(job) == {HBM: [STALE]}
 
@@ -187,7 +187,7 @@ def test_reload_in_a_store_when_the_epoch_ends_is_stale_and_released_later():
     job = rank.submit(rank.orders.reload(keys, [5], [4], 1))
     rank.settle()
     before = rank.payload(5)
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     rank.settle()
     assert rank.outcomes(job) == {HBM: [STALE]}
     store.release()
@@ -203,7 +203,7 @@ def test_frame_that_arrives_with_a_new_epoch_is_stale_and_not_called_corrupt(cap
     job = rank.submit(rank.orders.reload(keys, [5], sources=1, window=[4]))
     rank.settle()
     store.release()
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     rank.settle()
     assert rank.outcomes(job) == {HBM: [STALE]}
     assert "corrupt" not in caplog.text
@@ -218,7 +218,7 @@ def test_slot_filled_in_an_earlier_epoch_is_not_served(turns):
     for _ in range(turns):
         rank.advance()
         rank.device.step()
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     reload = rank.submit(rank.orders.reload(keys_of(1), [5], [0], epoch=1))
     rank.settle()
     assert rank.outcomes(reload) == {HBM: [STALE]}
@@ -228,7 +228,7 @@ def test_slot_filled_in_an_earlier_epoch_is_not_served(turns):
 def test_offload_of_an_earlier_epoch_is_stale_throughout():
     rank = FakeRank(None, 8, memory("m"))
     rank.fill([0], keys_of(1))
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     before = bytes(rank.slab.view(0))
     assert rank.run(rank.orders.offload(keys_of(1), [0], [0], 1)) == {DRAM: [STALE], "m": [STALE]}
     assert rank.stores["m"].keys() == []
@@ -240,7 +240,7 @@ def test_gather_that_runs_into_a_new_epoch_is_stale():
     rank = FakeRank()
     job = rank.submit(rank.orders.offload(keys_of(1), [0], [0]))
     rank.advance()
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     rank.settle()
     assert rank.outcomes(job) == {DRAM: [STALE]}
 
@@ -250,7 +250,7 @@ def test_gather_of_an_earlier_epoch_does_not_pass_for_one_of_this():
     rank = FakeRank()
     rank.submit(rank.orders.offload(keys_of(1), [0], [0]))  # of whatever block 0 held then
     rank.advance()
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     rank.fill([1], keys_of(1))
     rank.submit(rank.orders.offload(keys_of(1), [1], [0], epoch=1))
     reload = rank.submit(rank.orders.reload(keys_of(1), [5], [0], epoch=1))
@@ -268,7 +268,7 @@ def test_new_epoch_empties_stores_and_changes_every_name():
     [key] = offloaded(rank, 0, targets=1)
     old = rank.name(key)
     assert rank.stores["m"].keys() == [old]
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     rank.settle()
     assert rank.stores["m"].keys() == []
     rank.fill([0], [key])
@@ -280,14 +280,14 @@ def test_store_that_cannot_be_emptied_serves_no_earlier_epoch():
     rank, store = rank_with_faulty_store()
     keys = offloaded(rank, 0, targets=1)
     store.fail("clear", OSError("read-only"))
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     order = rank.orders.reload(keys, [5], sources=1, window=[4], epoch=1)
     assert rank.run(order) == {HBM: [Outcome.MISSING]}
 
 
 def test_earlier_epoch_is_not_entered_again():
     rank = FakeRank()
-    rank.executor.enter(2)
-    rank.executor.enter(1)
+    rank.executor.enter(2, 2)
+    rank.executor.enter(1, 1)
     rank.fill([0], keys_of(1))
     assert rank.run(rank.orders.offload(keys_of(1), [0], [0], epoch=1)) == {DRAM: [STALE]}

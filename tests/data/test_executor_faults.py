@@ -188,7 +188,7 @@ def test_store_that_raises_elsewhere_holds_nothing_up(verb):
     keys = offloaded(rank, 0, targets=1)
     rank.executor.forget(Forget.of("m", keys_of(77)))
     assert rank.run(rank.orders.reload(keys, [5], [0])) == {HBM: [OK]}
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     rank.settle()
     rank.close()
 

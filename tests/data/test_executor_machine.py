@@ -125,7 +125,7 @@ class ExecutorMachine(RuleBasedStateMachine):
     @rule()
     def enter_epoch(self):
         self.epoch += 1
-        self.rank.executor.enter(self.epoch)
+        self.rank.executor.enter(self.epoch, self.epoch)
 
     @rule(data=st.data())
     def give_up(self, data):

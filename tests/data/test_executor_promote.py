@@ -118,7 +118,7 @@ def test_an_epoch_voids_a_promotion():
     keys = stored(rank, 0)
     job = rank.submit(rank.orders.promote(keys, [4]))
     rank.settle()
-    rank.executor.enter(1)
+    rank.executor.enter(1, 1)
     store.release()
     rank.settle()
     assert rank.outcomes(job) == {DRAM: [Outcome.STALE]}

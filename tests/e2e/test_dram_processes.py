@@ -135,9 +135,9 @@ BAD_CONFIGURATIONS: dict[str, tuple[Any, str]] = {
         "does not hold one block",
     ),
     "impossible list": ("tiers: [{kind: memory, capacity: 1GiB}]", "kvtiers.yaml:1: .*dram"),
-    "a tier of a later version": (
+    "a store without a path": (
         "tiers:\n  - {kind: dram, capacity: 1GiB}\n  - {kind: nvme, capacity: 1TiB}",
-        "kvtiers.yaml:3: .*nvme",
+        "kvtiers.yaml:3: .*paths: is missing",
     ),
 }
 

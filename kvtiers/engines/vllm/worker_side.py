@@ -10,7 +10,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from kvtiers.connector.rank import RankFacts, build_host_rank, build_torch_rank
 from kvtiers.connector.worker import Loaded, WorkerConnector
-from kvtiers.engines.vllm.identity import engine_fingerprint
+from kvtiers.engines.vllm.identity import engine_fingerprint, engine_instance
 from kvtiers.engines.vllm.layout import flat_allocations, layout_of
 from kvtiers.engines.vllm.metadata import KVTiersHandshake, KVTiersMetadata, KVTiersWorkerMetadata
 from kvtiers.engines.vllm.support import check_groups
@@ -60,6 +60,7 @@ class WorkerSide:
             rank=Rank(tensor=get_tensor_model_parallel_rank()),
             num_ranks=int(parallel.tensor_parallel_size),
             fingerprint=engine_fingerprint(self._vllm_config, layout),
+            instance=engine_instance(self._vllm_config),
         )
         self._connector = self._build(device, layout, bases, facts)
 
