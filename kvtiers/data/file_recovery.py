@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import lmdb
+import numpy as np
 
 from kvtiers.data.file_index import FileIndex, IndexChange, IndexRecord
 from kvtiers.data.file_slots import Place
 from kvtiers.data.slab_file import SlabFile
 from kvtiers.model.errors import StoreError
-from kvtiers.model.keys import StoreKey
+from kvtiers.model.keys import STORE_KEY_NBYTES, StoreKey
 
 _logger = logging.getLogger(__name__)
+
+INVENTORY_NBYTES: Final = 8  # of each key: one in 2**44 is mistaken among a million
 
 
 def recover(
@@ -58,3 +62,9 @@ def _is_there(record: IndexRecord, files: Sequence[SlabFile], slot_nbytes: int) 
         and record.slot < files[record.file_idx].num_trusted
         and 0 < record.nbytes <= slot_nbytes
     )
+
+
+def inventory_of(keys: Iterable[StoreKey]) -> bytes:
+    """Return the first 8 bytes of every key, sorted as big-endian numbers, one after another."""
+    column = np.frombuffer(b"".join(keys), ">u8").reshape(-1, STORE_KEY_NBYTES // INVENTORY_NBYTES)
+    return np.sort(column[:, 0].astype(np.uint64)).astype(">u8").tobytes()

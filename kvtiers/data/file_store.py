@@ -11,6 +11,7 @@ from typing import Final
 from kvtiers.data.file_flights import Batch, Entry, Flight, Flights, Row
 from kvtiers.data.file_index import IndexChange, IndexRecord
 from kvtiers.data.file_opening import PathReport, open_files
+from kvtiers.data.file_recovery import inventory_of
 from kvtiers.data.file_settings import FileStoreSettings, spare_slots
 from kvtiers.data.file_slots import FileSlots, Place
 from kvtiers.data.index_publisher import IndexPublisher
@@ -67,6 +68,7 @@ class FileStore:
             spare_slots(num_files * per_file, slab.slot_nbytes),
         )
         self._entries = {key: _entry_of(key, record) for key, record in records.items()}
+        self._inventory = inventory_of(records)
         self._inherited = OrderedDict.fromkeys(records)
         last = max((record.sequence for record in records.values()), default=0)
         self._sequence = itertools.count(last + 1)
@@ -111,6 +113,11 @@ class FileStore:
     def num_inherited(self) -> int:
         """Frames of an earlier life that nobody has asked for."""
         return len(self._inherited)
+
+    @property
+    def inventory(self) -> bytes:
+        """The first 8 bytes of the key of each frame that was found at opening, sorted, joined."""
+        return self._inventory
 
     @property
     def num_unsynced(self) -> int:

@@ -16,9 +16,11 @@ from file_store_victim import NUMBERS, STORE_SLOTS
 from file_stores import capacity_of, disk_usage, fills_up, open_box, settled_free, wait_for
 
 from kvtiers.data.file_index import FileIndex
+from kvtiers.data.file_recovery import inventory_of
 from kvtiers.data.file_settings import index_nbytes
 from kvtiers.data.slab import Slab
 from kvtiers.model.errors import StoreError
+from kvtiers.model.keys import StoreKey
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.store_machine import store_key_of
 from kvtiers.testing.store_suite import SLOT_NBYTES
@@ -68,6 +70,29 @@ def test_frames_that_nobody_asks_for_make_room_oldest_first(store_slab, tmp_path
     assert box.store.keys() == [store_key_of(n) for n in (1, 4, 10, 11)]
     assert box.put(12, 13) == [OK, FULL]
     box.store.close()
+
+
+def test_inventory_names_what_was_found_at_opening(store_slab, tmp_path):
+    box = open_box(store_slab, tmp_path)
+    assert box.store.inventory == b""
+    box.put(3, 1, 2)
+    assert box.store.inventory == b""
+    box = reopened(box, store_slab, tmp_path)
+    found = b"".join(sorted(store_key_of(n)[:8] for n in (1, 2, 3)))
+    assert box.store.inventory == found
+    box.store.delete([store_key_of(1)])
+    assert box.store.inventory == found  # of the opening: whatever goes later is told otherwise
+    box.store.close()
+
+
+def test_inventory_of_a_million_frames_takes_less_than_a_second():
+    chance = random.Random(1)
+    keys = [StoreKey(chance.randbytes(32)) for _ in range(10**6)]
+    started = time.thread_time()
+    found = inventory_of(keys)
+    assert time.thread_time() - started < 1
+    assert [found[i : i + 8] for i in range(0, 80, 8)] == sorted(key[:8] for key in keys)[:10]
+    assert len(found) == 8 * 10**6
 
 
 def test_deleted_frames_stay_deleted(store_slab, tmp_path):
