@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Final
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Place:
     """A slot of one of the store's files."""
 
@@ -18,7 +18,7 @@ class Place:
     slot: int
 
 
-IN_FILE_ORDER: Final = attrgetter("file_idx", "slot")  # 5 times faster than an order of its own
+IN_FILE_ORDER: Final = attrgetter("file_idx", "slot")  # 5 times faster than the order of `Place`
 
 
 class FileSlots:
