@@ -18,7 +18,7 @@ class Place:
     slot: int
 
 
-IN_FILE_ORDER: Final = attrgetter("file_idx", "slot")  # 5 times faster than the order of `Place`
+IN_FILE_ORDER: Final = attrgetter("file_idx", "slot")  # 2.5 times faster than the order of `Place`
 
 
 class FileSlots:

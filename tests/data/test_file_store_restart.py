@@ -5,14 +5,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-from file_store_victim import NUMBERS, STORE_SLOTS
 from file_stores import capacity_of, disk_usage, fills_up, open_box, settled_free, wait_for
 
 from kvtiers.data.file_index import FileIndex
@@ -292,45 +287,3 @@ def test_index_with_flipped_bytes_never_ends_the_process(store_slab, tmp_path):
         assert set(box.get(1, 2, 3)) <= {OK, MISSING, CORRUPT}
         assert box.put(9) == [OK]
         box.store.close()
-
-
-# -- killed ---------------------------------------------------------------------------
-
-
-def kill_after(seconds, folder, seed):
-    """Start a process that works on the store, and kill it some time after it has opened it."""
-    command = [sys.executable, str(Path(__file__).with_name("file_store_victim.py"))]
-    victim = subprocess.Popen([*command, str(folder), str(seed)], stdout=subprocess.PIPE)
-    assert victim.stdout.readline() == b"open\n"
-    time.sleep(seconds)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    victim.stdout.close()
-    assert victim.returncode == -signal.SIGKILL
-
-
-def check_after_kill(slab, folder):
-    """Every frame that is found is whole; every slot is free or taken; the bound holds."""
-    paths = (folder / "a", folder / "b")
-    assert disk_usage(folder) <= capacity_of(STORE_SLOTS, 2) + 4096  # the folder above the paths
-    box = open_box(slab, *paths, num_slots=STORE_SLOTS)
-    free = settled_free(box)
-    held = [number for number in range(NUMBERS) if store_key_of(number) in box.held()]
-    assert len(held) == box.store.num_slots - free
-    for number in held:
-        assert box.get(number) == [OK]
-        assert box.slot_is(0, number), f"frame {number} has other bytes"
-    assert fills_up(box, 1000) == free
-    box.store.delete([store_key_of(number) for number in range(1000, 1000 + free)])
-    box.store.close()
-    return len(held)
-
-
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_killed_at_any_moment(store_slab, tmp_path, kills):
-    chance = random.Random(kills)
-    survived = 0
-    for kill in range(kills):
-        kill_after(chance.uniform(0, 0.25), tmp_path, kill)
-        survived += check_after_kill(store_slab, tmp_path)
-    assert survived > kills  # it is not that nothing is ever kept
