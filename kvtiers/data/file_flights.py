@@ -6,6 +6,7 @@ import errno
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from kvtiers.data.file_settings import MAX_OP_NBYTES
@@ -18,6 +19,7 @@ from kvtiers.model.frame import round_up
 from kvtiers.model.keys import StoreKey
 from kvtiers.model.outcome import Outcome
 
+_IN_FILE_ORDER: Final = attrgetter("entry.place.file_idx", "entry.place.slot")
 _NO_ROOM: Final = (-errno.ENOSPC, -errno.EDQUOT, -errno.EFBIG)
 
 
@@ -104,7 +106,7 @@ class Flights:
 
     def plan(self, rows: Sequence[Row], *, writes: bool) -> Flight:
         """Return a flight of rows that are of entries with places of their own."""
-        ordered = sorted(rows, key=lambda row: row.entry.place)
+        ordered = sorted(rows, key=_IN_FILE_ORDER)
         runs: list[list[Row]] = []
         slot_nbytes = self._files[0].slot_nbytes
         for row in ordered:

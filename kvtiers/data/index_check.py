@@ -8,12 +8,17 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import lmdb
+
 _CHECK_SECONDS: Final = 120.0
 _META_OFFSET: Final = 16  # behind the page header
 _MAGIC: Final = 0xBEEFC0DE
 _META = struct.Struct("<IIQQ48s48sQQ")  # magic, version, address, map, two tables, last page, txn
+_LMDB_HOME: Final = str(Path(lmdb.__file__).parents[1])
 _WALK: Final = """
-import lmdb, sys
+import sys
+sys.path.append(sys.argv[2])
+import lmdb
 env = lmdb.open(sys.argv[1], readonly=True, lock=False, max_dbs=2)
 with env.begin() as txn:
     for key, _ in list(txn.cursor()):
@@ -38,7 +43,8 @@ def index_problem(folder: Path) -> str | None:
     problem = _shortness(data)
     if problem is not None or not sys.executable:
         return problem
-    command = [sys.executable, "-c", _WALK, str(folder)]
+    # Without `site`: nothing of the environment but LMDB is needed, and it starts 4 times faster.
+    command = [sys.executable, "-I", "-S", "-c", _WALK, str(folder), _LMDB_HOME]
     try:
         walk = subprocess.run(  # noqa: S603  our own interpreter and code
             command, capture_output=True, check=False, timeout=_CHECK_SECONDS

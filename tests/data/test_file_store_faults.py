@@ -25,8 +25,9 @@ from file_stores import (
 )
 
 from kvtiers import native
-from kvtiers.data.file_folder import filesystem_of
+from kvtiers.data.disk_check import describe_mount
 from kvtiers.data.file_index import FileIndex
+from kvtiers.data.file_settings import FileStoreSettings
 from kvtiers.data.file_store import FileStore
 from kvtiers.data.slab import Slab
 from kvtiers.model.errors import CapacityError
@@ -41,7 +42,7 @@ FAILED, CORRUPT = Outcome.FAILED, Outcome.CORRUPT
 @pytest.fixture
 def disk(tmp_path):
     """A folder on a file system that has direct I/O as a disk has it; memory proves nothing."""
-    if filesystem_of(tmp_path) in ("tmpfs", "ramfs", "overlay"):
+    if describe_mount(tmp_path).fs_type in ("tmpfs", "ramfs", "overlay"):
         pytest.skip(f"{tmp_path} is not on a disk")
     return tmp_path
 
@@ -213,12 +214,25 @@ def fill(folder):
 
 
 def test_capacity_above_the_free_disk_is_told_with_numbers(store_slab, tiny_disk):
-    with pytest.raises(CapacityError, match=r"mnt/0/0.*needs \d+ more.*\d+ free; lower"):
+    with pytest.raises(CapacityError, match=r"mnt/0/0-12288.*needs \d+ more.*\d+ free; lower"):
         open_box(store_slab, tiny_disk, num_slots=2000)
     assert disk_usage(tiny_disk / "0") < 10 * SLOT_NBYTES  # nothing is left behind
     box = open_box(store_slab, tiny_disk, num_slots=100)
     assert box.put(1) == [OK]
     box.store.close()
+
+
+def test_files_of_another_slot_size_that_leave_no_room_are_named(store_slab, tiny_disk):
+    open_box(store_slab, tiny_disk, num_slots=350).store.close()
+    slab = Slab(4, 2 * SLOT_NBYTES, pin="off")
+    settings = FileStoreSettings((tiny_disk,), 3 * 2**20)
+    taken = (tiny_disk / "0/0-12288/frames.slab").stat().st_blocks * 512
+    pattern = rf"{taken} bytes are held by .*slot sizes in .*/0/0-12288; remove what no engine"
+    with pytest.raises(CapacityError, match=pattern):
+        FileStore(slab, settings)
+    shutil.rmtree(tiny_disk / "0/0-12288")
+    FileStore(slab, settings).close()
+    slab.close()
 
 
 def test_disk_that_others_fill_does_not_hurt_a_store_that_has_its_room(store_slab, tiny_disk):
@@ -242,7 +256,7 @@ def test_file_that_was_punched_meets_a_really_full_disk(store_slab, tiny_disk):
     """A write into a hole of a full disk: FULL, and what is there stays readable."""
     box = open_box(store_slab, tiny_disk, num_slots=100)
     assert box.put(1) == [OK]
-    os.truncate(tiny_disk / "0/0/frames.slab", 4096 + SLOT_NBYTES)
+    os.truncate(tiny_disk / "0/0-12288/frames.slab", 4096 + SLOT_NBYTES)
     os.sync()
     filler = fill(tiny_disk)
     assert set(box.put(2, 3, 4, 5)) <= {FULL, OK}
@@ -362,7 +376,7 @@ def test_files_deleted_under_a_running_store(store_slab, tmp_path):
 def test_file_cut_under_a_running_store_is_corrupt_once_then_missing(store_slab, tmp_path):
     box = open_box(store_slab, tmp_path)
     box.put(1, 2, 3)
-    os.truncate(tmp_path / "0/0/frames.slab", 4096 + SLOT_NBYTES + 100)
+    os.truncate(tmp_path / "0/0-12288/frames.slab", 4096 + SLOT_NBYTES + 100)
     assert box.get(1, 2, 3) == [OK, CORRUPT, CORRUPT]
     for _ in range(5):
         assert box.get(2, 3) == [MISSING] * 2
@@ -380,7 +394,7 @@ def test_files_made_unreadable_under_a_running_store(store_slab, tmp_path):
         file.chmod(0)
     assert box.get(1) == [OK]
     assert box.put(2) == [OK]
-    for file in (tmp_path / "0", tmp_path / "0/0", *(tmp_path / "0/0").iterdir()):
+    for file in (tmp_path / "0", tmp_path / "0/0-12288", *(tmp_path / "0/0-12288").iterdir()):
         file.chmod(0o700)
     box.store.close()
 
@@ -463,9 +477,9 @@ def test_nothing_is_left_open(store_slab, tmp_path, io):
 
 def test_file_has_the_size_of_its_slots(store_slab, tmp_path):
     box = open_box(store_slab, tmp_path, num_slots=8)
-    names = sorted(path.name for path in (tmp_path / "0/0").iterdir())
+    names = sorted(path.name for path in (tmp_path / "0/0-12288").iterdir())
     assert names == ["frames.slab", "index", "owner.lock"]
-    assert (tmp_path / "0/0/frames.slab").stat().st_size == 4096 + 8 * SLOT_NBYTES
+    assert (tmp_path / "0/0-12288/frames.slab").stat().st_size == 4096 + 8 * SLOT_NBYTES
     assert FRAME_NBYTES < SLOT_NBYTES
     assert disk_usage(tmp_path) <= capacity_of(8)
     box.store.close()
