@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvtiers.connector import rank as rank_module
+from kvtiers.connector import stores as stores_module
 from kvtiers.control.breaker import NUM_FAILURES
 from kvtiers.data.memory_store import MemoryStore
 from kvtiers.data.slab import Slab
@@ -51,7 +51,7 @@ def start(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             Below.store = wrap(MemoryStore(slab, capacity_nbytes), slab)
             return Below.store
 
-        monkeypatch.setattr(rank_module, "MemoryStore", make)
+        monkeypatch.setattr(stores_module, "MemoryStore", make)
         return engines.restart(tiered(options, BELOW))
 
     yield start
