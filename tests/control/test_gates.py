@@ -170,6 +170,36 @@ def test_a_shared_store_keeps_what_is_believed_of_it_and_is_not_asked_while_it_i
     assert scene.hits(docs[0], request="late") == NUM
 
 
+def test_a_store_of_which_nothing_is_known_is_trusted_until_its_first_failure():
+    scene, _ = broken_for_reads()
+    scene.settle()
+    scene.controller.reset()
+    scene.settle()
+    scene.now += 1.0
+    scene.settle()
+    assert scene.controller.gates.readable(0)
+    (keys, *_) = documents(scene, 2)
+    fail_load(scene, keys, "first")
+    assert not scene.controller.gates.readable(0)
+
+
+def test_one_rank_that_cannot_read_is_enough():
+    scene = Scene(dram(NUM, DISK), num_ranks=2)
+    docs = documents(scene, NUM_FAILURES + 1)
+    for i in range(NUM_FAILURES):
+        job_id = scene.load(docs[i], request=f"r{i}")
+        scene.step()
+        scene.answer(job_id, rank=0)
+        scene.answer(job_id, dict.fromkeys(range(NUM), FAILED), rank=1)
+    assert not scene.controller.gates.readable(0)
+    scene.now = 1.0
+    (probe,) = scene.step().before
+    scene.answer(probe.job_id, rank=0)
+    assert not scene.controller.gates.readable(0)
+    scene.answer(probe.job_id, rank=1)
+    assert scene.controller.gates.readable(0)
+
+
 # -- writes ---------------------------------------------------------------------------
 
 
