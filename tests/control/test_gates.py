@@ -80,6 +80,7 @@ def test_a_store_that_failed_for_a_while_keeps_its_inventory_and_is_read_again()
     scene.settle()  # a probe goes, and comes back well
     assert scene.controller.gates.readable(0)
     assert scene.controller.stores[0].num_entries == held
+    assert scene.hits(docs[0], request="early") == NUM  # what was remembered is asked anew
     assert scene.hits(docs[0], request="late") == NUM
     assert scene.controller.counters.value(STORE_OFF, ("disk", "read")) == 0
 
@@ -152,6 +153,42 @@ def test_a_copier_that_fails_is_not_the_store_s_fault():
         scene.answer(job_id, dict.fromkeys(range(NUM + 1), FAILED))
         scene.controller.dram.reset()
         scene.offload(extra)
+    assert scene.controller.gates.readable(0)
+
+
+def test_a_load_that_waited_long_for_its_slots_says_nothing_of_the_store():
+    scene = Scene(dram(NUM, DISK))
+    docs = documents(scene, 2)
+    for turn in range(NUM_HANGS):
+        scene.controller.dram.reset()
+        scene.step()
+        scene.offload(chain(f"busy{turn}-", NUM), settle=False)
+        (offload,) = scene.step().after
+        job_id = scene.load(docs[0], request=f"r{turn}")
+        assert reloads(scene.step()) == []
+        scene.now += 6.0
+        scene.answer(offload.job_id)
+        scene.answer(offload.job_id)
+        assert len(reloads(scene.step())) == 1
+        scene.answer(job_id, dict.fromkeys(range(NUM), Outcome.TIMED_OUT))
+    assert scene.controller.gates.readable(0)
+
+
+def test_a_load_that_never_got_a_slot_says_nothing_of_the_store():
+    scene = Scene(dram(NUM, DISK))
+    docs = documents(scene, 2)
+    scene.controller.dram.reset()
+    scene.step()
+    scene.offload(chain("busy", NUM), settle=False)
+    scene.step()
+    for turn in range(NUM_HANGS):
+        job_id = scene.load(docs[0], request=f"r{turn}")
+        scene.now += 10.0
+        (order,) = reloads(scene.step())
+        assert order.window.tolist() == []
+        done = scene.answer(job_id)
+        assert done is not None
+        assert done.num_failed == NUM
     assert scene.controller.gates.readable(0)
 
 
@@ -236,6 +273,16 @@ def test_a_store_that_cannot_be_written_gets_nothing_until_a_probe_of_one_block_
     scene.settle()
 
 
+def test_blocks_that_never_reached_dram_say_nothing_of_the_store():
+    scene = Scene(dram(16, DISK))
+    for i in range(2 * NUM_FAILURES):
+        scene.offload(chain(f"{i}-", 1), settle=False)
+        (order,) = scene.step().after
+        scene.answer(order.job_id, {0: FAILED})
+        scene.settle()
+    assert scene.controller.counters.value(STORE_OFF, ("disk", "write")) == 0
+
+
 def test_a_full_store_is_not_a_broken_one():
     scene = Scene(dram(16, DISK))
     scene.ranks[0].stores["disk"].capacity_frames = 0
@@ -263,6 +310,7 @@ def test_demotion_rests_while_its_store_is_off_and_dram_drops_what_it_must():
     scene.now = 1.0
     (probe,) = scene.step().before
     assert probe.num_blocks == 1
+    assert scene.controller.dram.num_entries == 8  # and nothing leaves unwritten beside it
     scene.settle()
     assert scene.controller.counters.value(STORE_OFF, ("disk", "write")) == 0
 

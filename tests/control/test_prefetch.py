@@ -189,6 +189,24 @@ def test_a_store_that_is_switched_off_is_not_prefetched_from():
     assert promotions(scene.step()) == []
 
 
+def test_what_was_found_before_a_store_was_switched_off_is_not_prefetched_after():
+    docs = [chain(f"{i}-", 4) for i in range(2)]
+    scene = Scene(dram(8, DISK, max_window=2))
+    for keys in (*docs, B, FULL[0]):
+        scene.offload(keys)
+    jobs = [scene.load(keys, request=f"r{i}") for i, keys in enumerate(docs)]
+    arrive(scene, B)
+    assert promotions(scene.step()) == []  # half of the slots are held by loads
+    rank = scene.ranks[0]
+    for job_id in jobs:
+        scene.controller.completed(rank.answer(job_id, late=True), scene.now)
+    assert not scene.controller.gates.readable(0)
+    for job_id in jobs:
+        scene.answer(job_id)
+    assert scene.controller.dram.num_busy == 0
+    assert promotions(scene.step()) == []
+
+
 def test_a_shared_store_is_asked_on_arrival_and_prefetched_from_when_it_has_answered():
     scene = Scene(dram(NUM_SLOTS, SHARED))
     for key in B:

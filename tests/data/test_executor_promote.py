@@ -97,6 +97,18 @@ def test_a_reload_overtakes_promotions_in_the_queue_of_a_store():
     assert_at_rest(rank)
 
 
+def test_a_reload_that_comes_with_a_promotion_goes_first():
+    rank, store = rank_with_held_store()
+    keys = stored(rank, 0, 1)
+    rank.submit(rank.orders.promote(keys[:1], [4]))
+    rank.submit(rank.orders.reload(keys[1:], [5], [6], 1))
+    rank.settle()
+    assert [frames[0].slot for frames in store.held_frames] == [6, 4]
+    while store.release():
+        rank.settle()
+    assert_at_rest(rank)
+
+
 def test_a_store_that_hangs_times_a_promotion_out_and_its_slots_come_back_later():
     rank, store = rank_with_held_store()
     keys = stored(rank, 0)
