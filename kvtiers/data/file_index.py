@@ -77,6 +77,7 @@ class FileIndex:
             self._env = lmdb.open(
                 str(self.path), map_size=map_nbytes, max_dbs=2, mode=0o600, max_spare_txns=1
             )
+            self._fd = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)  # for its size
         except (OSError, lmdb.Error) as error:
             raise StoreError(
                 f"cannot open the index {self.path}: {error}; it must be a folder that user "
@@ -86,14 +87,15 @@ class FileIndex:
             self._meta = self._env.open_db(b"meta")
             self._frames = self._env.open_db(b"frames")
             self.store_id, self.generation = self._enter()
+            self._size = os.fstat(self._fd).st_size  # it never shrinks
         except lmdb.Error as error:
-            self._env.close()
+            self.close()
             raise StoreError(
                 f"cannot use the index {self.path}: {error}; free space on its disk, or remove "
                 "it to start without its frames"
             ) from error
         except StoreError:
-            self._env.close()
+            self.close()
             raise
 
     def records(self) -> dict[StoreKey, IndexRecord]:
@@ -112,6 +114,7 @@ class FileIndex:
         Raises:
             lmdb.Error: they were not made, and the index is as it was.
         """
+        self._require_length()
         with self._env.begin(write=True) as txn:
             for change in changes:
                 if change.key is None:
@@ -125,12 +128,22 @@ class FileIndex:
                         record.file_idx, record.slot, record.nbytes, record.sequence
                     )
                     txn.put(change.key, value, db=self._frames)
+        self._size = os.fstat(self._fd).st_size
 
     def close(self) -> None:
         """Close the environment; idempotent."""
         self._env.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     # -- internals --------------------------------------------------------------------
+
+    def _require_length(self) -> None:
+        """Refuse to touch a file that was cut: it is mapped, and reading would be a SIGBUS."""
+        size = os.fstat(self._fd).st_size
+        if size < self._size:
+            raise lmdb.CorruptedError(f"{self.path} was cut to {size} of {self._size} bytes")
 
     def _enter(self) -> tuple[bytes, int]:
         """Read who the index is of, or write it into a new one."""
