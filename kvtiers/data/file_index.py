@@ -23,6 +23,7 @@ FORMAT: Final = 1
 _RECORD = struct.Struct("<IIQQ")
 _META = struct.Struct("<IIQQ16s")
 _META_KEY: Final = b"store"
+_LOCK_NBYTES: Final = 8192  # LMDB's, for 126 readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class FileIndex:
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
             self._remove_damaged()
+            self._allocate_lock()
             self._env = lmdb.open(
                 str(self.path), map_size=map_nbytes, max_dbs=2, mode=0o600, max_spare_txns=1
             )
@@ -169,6 +171,18 @@ class FileIndex:
 
     def _pack(self, generation: int) -> bytes:
         return _META.pack(FORMAT, self._num_files, self._slot_nbytes, generation, self.store_id)
+
+    def _allocate_lock(self) -> None:
+        """Take the lock file's blocks first: LMDB maps it, and a full disk would be a SIGBUS."""
+        fd = os.open(self.path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, _LOCK_NBYTES)
+        except OSError as error:
+            raise StoreError(
+                f"cannot make the index {self.path}: {error.strerror}; free space on its disk"
+            ) from error
+        finally:
+            os.close(fd)
 
     def _remove_damaged(self) -> None:
         """Remove an index that cannot be read: LMDB itself would crash on it."""

@@ -206,6 +206,50 @@ def test_index_deleted_under_a_running_store(store_slab, tmp_path, what):
     box.store.close()
 
 
+# -- R27, R34, R36: files change under a running store ---------------------------------
+
+
+def test_files_deleted_under_a_running_store(store_slab, tmp_path):
+    """Its descriptors still work; nothing fails, and the restart is empty."""
+    box = open_box(store_slab, tmp_path)
+    box.put(1, 2)
+    shutil.rmtree(tmp_path / "0")
+    assert box.get(1, 2) == [OK] * 2
+    box.store.delete([store_key_of(1)])
+    assert box.put(3) == [OK]
+    assert settled_free(box) == 6
+    box.store.close()
+    box = open_box(store_slab, tmp_path)
+    assert box.get(1, 2, 3) == [MISSING] * 3
+    box.store.close()
+
+
+def test_file_cut_under_a_running_store_is_corrupt_once_then_missing(store_slab, tmp_path):
+    box = open_box(store_slab, tmp_path)
+    box.put(1, 2, 3)
+    os.truncate(tmp_path / "0/0-12288/frames.slab", 4096 + SLOT_NBYTES + 100)
+    assert box.get(1, 2, 3) == [OK, CORRUPT, CORRUPT]
+    for _ in range(5):
+        assert box.get(2, 3) == [MISSING] * 2
+    assert settled_free(box) == 7
+    assert box.put(2, 3) == [OK] * 2
+    assert box.get(1, 2, 3) == [OK] * 3
+    assert box.slot_is(1, 2)
+    box.store.close()
+
+
+def test_files_made_unreadable_under_a_running_store(store_slab, tmp_path):
+    box = open_box(store_slab, tmp_path)
+    box.put(1)
+    for file in [*tmp_path.rglob("*"), tmp_path / "0"]:
+        file.chmod(0)
+    assert box.get(1) == [OK]
+    assert box.put(2) == [OK]
+    for file in (tmp_path / "0", tmp_path / "0/0-12288", *(tmp_path / "0/0-12288").iterdir()):
+        file.chmod(0o700)
+    box.store.close()
+
+
 # -- made unreadable ------------------------------------------------------------------
 
 
