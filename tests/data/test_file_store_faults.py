@@ -23,9 +23,12 @@ from file_stores import (
 from kvtiers import native
 from kvtiers.data.disk_check import describe_mount
 from kvtiers.data.file_index import FileIndex
+from kvtiers.data.file_settings import FileStoreSettings
 from kvtiers.data.file_store import FileStore
+from kvtiers.data.io.choice import make_io
 from kvtiers.data.slab import Slab
 from kvtiers.model.outcome import Outcome
+from kvtiers.testing.io_faults import FaultyIo
 from kvtiers.testing.store_machine import frame_bytes, store_key_of
 from kvtiers.testing.store_suite import FRAME_NBYTES, NUM_SLOTS, SLOT_NBYTES, Harness
 
@@ -367,5 +370,21 @@ def test_neighbours_move_in_one_call(tmp_path):
     assert box.settle(box.store.get(backwards)) == [OK] * 8
     assert [bytes(slab.view(15 - n)) == frame_bytes(n, 8192) for n in range(8)] == [True] * 8
     assert [(writes, len(op.pieces)) for writes, op in engine.seen] == [(True, 1), (False, 8)]
+    box.store.close()
+    slab.close()
+
+
+@pytest.mark.parametrize(("num_frames", "frames_a_call"), [(4, 2), (16, 2), (32, 4), (128, 8)])
+def test_batch_is_cut_into_calls_that_keep_the_disk_busy(tmp_path, num_frames, frames_a_call):
+    """Eight calls if the batch has 256 KiB for each, more where they would exceed 1 MiB."""
+    nbytes = 2**17
+    slab = Slab(num_frames, nbytes, pin="off")
+    settings = FileStoreSettings((tmp_path,), capacity_of(num_frames, slot_nbytes=nbytes))
+    engine = FaultyIo(make_io("auto"))
+    box = Harness(FileStore(slab, settings, engine), slab)
+    frames = [box.frame(slot, slot, nbytes) for slot in range(num_frames)]
+    assert box.settle(box.store.put(frames)) == [OK] * num_frames
+    calls = [sum(size for _, size in op.pieces) // nbytes for _, op in engine.seen]
+    assert calls == [frames_a_call] * (num_frames // frames_a_call)
     box.store.close()
     slab.close()
