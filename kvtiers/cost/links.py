@@ -128,6 +128,13 @@ class LinkModel:
         if num_blocks > 0 and nbytes >= 0:
             self._cost.observe((1.0, float(num_blocks), float(nbytes)), seconds)
 
+    def fit(self, jobs: Sequence[Link]) -> None:
+        """Learn from many jobs at once, as of a calibration; see `LearnedSum.fit`."""
+        moved = [job for job in jobs if job.num_blocks > 0]
+        if moved:
+            rows = [(1.0, float(job.num_blocks), float(job.nbytes)) for job in moved]
+            self._cost.fit(rows, [job.seconds for job in moved])
+
 
 class Links(Mapping[str, LinkModel]):
     """All links of a machine by name, as in `kvtiers.model.messages.Link`, with their queues.

@@ -171,16 +171,16 @@ class PrefillSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredStep:
-    """One engine step, measured.
+class MeasuredPrefill:
+    """One prompt that an engine computed with nothing else to do.
 
     Attributes:
-        flops: of all requests in it; see `ModelShape.prefill_flops`. tokens: of all requests.
-        seconds: from its start to its end.
+        num_tokens: computed, in as few steps as the budget allows. num_context_tokens: before
+            them, whose KV was there. seconds: from the first step's start to the last one's end.
     """
 
-    flops: float
-    tokens: int
+    num_tokens: int
+    num_context_tokens: int
     seconds: float
 
 
@@ -243,13 +243,8 @@ class PrefillModel:
 
     def seconds(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
         """Return the predicted seconds to compute ``n`` tokens after ``context``; broadcasts."""
-        new = np.asarray(n, dtype=np.float64)
-        num_whole = np.floor(new / self.max_tokens_per_step)
-        rest = new - num_whole * self.max_tokens_per_step
-        flops = num_whole * self._step_flops(self.max_tokens_per_step) + self._step_flops(rest)
         per_step, per_flop, per_attention_flop = self._cost.coefficients
-        attention = self.shape.attention_flops(new, context)
-        num_steps = num_whole + (rest > 0)
+        num_steps, flops, attention = self._terms(n, context)
         return np.asarray(num_steps * per_step + flops * per_flop + attention * per_attention_flop)
 
     def first_step_seconds(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
@@ -271,18 +266,26 @@ class PrefillModel:
             seconds: from the step's start to its end.
         """
         if step_tokens > 0 and step_flops > 0:
-            self._cost.observe(self._features(step_flops, step_tokens), seconds)
+            attention = max(0.0, step_flops - float(self.shape.linear_flops(step_tokens)))
+            self._cost.observe((1.0, float(self._step_flops(step_tokens)), attention), seconds)
 
-    def fit(self, steps: Sequence[MeasuredStep]) -> None:
-        """Learn from many steps at once, as from a calibration; see `LearnedSum.fit`."""
-        ran = [step for step in steps if step.tokens > 0 and step.flops > 0]
-        if ran:
-            rows = [self._features(step.flops, step.tokens) for step in ran]
-            self._cost.fit(rows, [step.seconds for step in ran])
+    def fit(self, prompts: Sequence[MeasuredPrefill]) -> None:
+        """Learn from many prefills at once, as of a calibration; see `LearnedSum.fit`."""
+        computed = [prompt for prompt in prompts if prompt.num_tokens > 0]
+        if computed:
+            terms = [self._terms(p.num_tokens, p.num_context_tokens) for p in computed]
+            rows = [[float(term) for term in row] for row in terms]
+            self._cost.fit(rows, [prompt.seconds for prompt in computed])
 
-    def _features(self, flops: float, tokens: int) -> tuple[float, float, float]:
-        linear = 2.0 * self.shape.linear_params * tokens
-        return (1.0, float(self._step_flops(tokens)), max(0.0, flops - linear))
+    def _terms(
+        self, n: npt.ArrayLike, context: npt.ArrayLike
+    ) -> tuple[Float64s, Float64s, Float64s]:
+        """Return steps, operations of matrices and of attention; see `_step_flops`."""
+        new = np.asarray(n, dtype=np.float64)
+        num_whole = np.floor(new / self.max_tokens_per_step)
+        rest = new - num_whole * self.max_tokens_per_step
+        flops = num_whole * self._step_flops(self.max_tokens_per_step) + self._step_flops(rest)
+        return num_whole + (rest > 0), flops, self.shape.attention_flops(new, context)
 
     def _step_flops(self, tokens: npt.ArrayLike) -> Float64s:
         """Return what one step multiplies, or what it could while it reads its weights."""

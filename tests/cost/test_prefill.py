@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtiers.cost.known_models import KNOWN_MODELS
-from kvtiers.cost.prefill import FALLBACK_SHAPE, MeasuredStep, PrefillModel, PrefillSpeed
+from kvtiers.cost.prefill import FALLBACK_SHAPE, MeasuredPrefill, PrefillModel, PrefillSpeed
 
 from .machine import H100_FLOPS_PER_SECOND, h100
 
@@ -93,14 +93,15 @@ class TestThreeTerms:
     def model(self, speed: PrefillSpeed | None = None) -> PrefillModel:
         return PrefillModel.of(speed or PrefillSpeed(0.005, 6e14), FALLBACK_SHAPE, 8192)
 
-    def steps(self, num: int, scatter: float) -> list[MeasuredStep]:
+    def prompts(self, num: int, scatter: float, longest: int) -> list[MeasuredPrefill]:
         rng, truth = np.random.default_rng(0), self.model(self.truth)
-        steps = []
+        found = []
         for _ in range(num):
-            n, context = int(rng.integers(16, 8192)), int(rng.integers(0, 40_000))
+            n = int(np.exp(rng.uniform(np.log(16), np.log(longest))))
+            context = int(rng.integers(0, 40_000))
             seconds = float(truth.seconds(n, context)) * rng.lognormal(0, scatter)
-            steps.append(MeasuredStep(float(FALLBACK_SHAPE.prefill_flops(n, context)), n, seconds))
-        return steps
+            found.append(MeasuredPrefill(n, context, seconds))
+        return found
 
     def check(self, model: PrefillModel, bound: float) -> None:
         lengths = np.array([100, 1000, 10_000, 50_000, 120_000])
@@ -111,7 +112,7 @@ class TestThreeTerms:
 
     def test_a_fit_finds_all_three(self):
         model = self.model()
-        model.fit(self.steps(60, 0.02))
+        model.fit(self.prompts(60, 0.02, longest=30_000))
         self.check(model, 0.05)
         assert model.step_seconds == pytest.approx(0.01, rel=0.2)
         assert model.flops_per_second == pytest.approx(4e14, rel=0.1)
@@ -119,13 +120,14 @@ class TestThreeTerms:
 
     def test_steps_one_by_one_find_all_three(self):
         model = self.model()
-        for step in self.steps(200, 0.05):
-            model.observe(step.flops, step.tokens, step.seconds)
+        for step in self.prompts(200, 0.05, longest=8192):
+            n, context = step.num_tokens, step.num_context_tokens
+            model.observe(float(FALLBACK_SHAPE.prefill_flops(n, context)), n, step.seconds)
         self.check(model, 0.15)
 
     def test_a_fit_of_nothing_changes_nothing(self):
         model = self.model()
-        model.fit([MeasuredStep(0.0, 0, 1.0)])
+        model.fit([MeasuredPrefill(0, 0, 1.0)])
         assert model.num_observed == 0
         assert model.step_seconds == 0.005
 
