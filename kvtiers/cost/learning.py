@@ -18,6 +18,7 @@ _DRIFT_SIGMA: Final = 0.01  # of a coefficient between two measurements that inf
 _MAX_SURPRISE: Final = 0.4  # log units that a measurement may be off before others confirm it
 _WINDOW: Final = 5  # measurements of one kind of which three must agree on a lasting change
 _FIT_ROUNDS: Final = 30  # each moves a prediction by up to a factor of 1.4
+_FIT_PRIOR_SIGMA: Final = 10.0  # of what was held before a fit: it only settles what rows do not
 _LEAST_FACTOR: Final = 1e-3  # that a fit leaves of a coefficient, so that it can grow again
 
 _Rows = deque[tuple[tuple[float, ...], float]]
@@ -92,9 +93,9 @@ class LearnedSum:
         """Replace the coefficients by those that explain many measurements at once.
 
         Non-negative least squares of relative errors. The coefficients held so far count as one
-        measurement each, as uncertain as seeds, so that what the rows say nothing about keeps its
-        value. Errors are logarithmic and clipped to `_MAX_SURPRISE`, round by round: some stalls
-        hardly count. Later measurements correct the result as they correct seeds.
+        very uncertain measurement each, so that what the rows say nothing about keeps its value.
+        Errors are logarithmic and clipped to `_MAX_SURPRISE`, round by round: some stalls hardly
+        count. Later measurements correct the result as they correct seeds.
 
         Args:
             rows: features, one row a measurement. seconds: of each; both as in `observe`.
@@ -108,7 +109,7 @@ class LearnedSum:
         if not (kept.any() and learnt.any()):
             return
         features, measured = features[kept][:, learnt], measured[kept]
-        prior = np.eye(int(learnt.sum())) * _NOISE_SIGMA / _PRIOR_SIGMA
+        prior = np.eye(int(learnt.sum())) * _NOISE_SIGMA / _FIT_PRIOR_SIGMA
         found = held[learnt] * np.exp(np.median(np.log(measured / (features @ held[learnt]))))
         for _ in range(_FIT_ROUNDS):
             predicted = features @ found
@@ -128,6 +129,15 @@ class LearnedSum:
         for recent in self._recent:
             recent.clear()
         self._num_observed += num_rows
+
+    def scale(self, factor: float) -> None:
+        """Believe all coefficients to be ``factor`` times as large, and as uncertain as seeds."""
+        if not 0 < factor < math.inf:
+            raise ValueError(f"a factor of {factor}; must be > 0 and finite")
+        self._coefficients = [factor * c for c in self._coefficients]
+        self._covariance = self._prior()
+        for recent in self._recent:
+            recent.clear()
 
     def _rescale(self, dominant: int, factor: float) -> None:
         """Scale one term, and those of which nothing was measured: the machine is another."""
