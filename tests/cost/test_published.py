@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from kvtiers.cost.catalogue import HARDWARE, catalogued_links
+from kvtiers.cost.catalogue import HARDWARE, STORAGE, catalogued_links
 from kvtiers.cost.known_models import known_model
 from kvtiers.cost.links import LinkModel, reload_link
+from kvtiers.cost.planner import PlanPolicy, Prompt, plan_reload
 from kvtiers.cost.prefill import MeasuredPrefill, PrefillModel
 from kvtiers.model.messages import Link
 
@@ -67,3 +69,23 @@ def test_bandwidth_by_copy_size_on_an_h100(nbytes, gigabytes_per_second):
     _, link = h100()
     found = 1000 * nbytes / float(link.seconds(1000, 1000 * nbytes)) / 1e9
     assert found == pytest.approx(gigabytes_per_second, rel=0.12)
+
+
+@pytest.mark.parametrize("source", ["dram", "nvme-gen5", "nvme-gen4", "sata"])
+@pytest.mark.parametrize("num_tokens", [16, 32, 64, 128, 256])
+def test_short_prompts_are_computed_whatever_the_link(num_tokens, source):
+    """A step of 256 tokens reads the same weights as a step of one; a load comes on top."""
+    prefill, _ = h100()
+    stores = {} if source == "dram" else {source: STORAGE[source]}
+    links = catalogued_links(HARDWARE["h100"], stores)
+    num_blocks = num_tokens // BLOCK_SIZE
+    plan = plan_reload(
+        np.full(num_blocks, len(stores), np.uint8),
+        np.ones(num_blocks + 1, bool),
+        Prompt(num_tokens, 0, BLOCK_SIZE, BLOCK_NBYTES),
+        links,
+        prefill,
+        PlanPolicy(),
+    )
+    assert plan.num_blocks == 0
+    assert plan.chosen_seconds <= min(plan.recompute_seconds, plan.reload_seconds)
