@@ -269,6 +269,10 @@ class Links(Mapping[str, LinkModel]):
         """Return the bytes that were submitted on a link and are not done."""
         return self._queued[name]
 
+    def without_queues(self) -> Links:
+        """Return the same links, the models shared, with nothing queued."""
+        return Links(self.stores, self._models)
+
     def forget_queues(self) -> None:
         """Start every queue at 0: a new epoch voids what was ordered before."""
         self._queued = dict.fromkeys(self._models, 0)
