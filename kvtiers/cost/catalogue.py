@@ -115,21 +115,25 @@ class Storage:
 
 
 def catalogued_links(
-    hardware: Hardware, stores: Mapping[str, Storage], copies_per_block: int = 1
+    hardware: Hardware,
+    stores: Mapping[str, Storage],
+    copies_per_block: int = 1,
+    num_ranks: int = 1,
 ) -> Links:
     """Return the links of a machine on paper.
 
     Args:
         stores: by name, in the order of `Transfer.stores`.
         copies_per_block: copy calls that HBM needs for one block.
+        num_ranks: that share each store; every rank has a way to the host of its own.
     """
     per_block = copies_per_block * hardware.seconds_per_copy.value
     host = (hardware.seconds_per_copy.value, per_block, hardware.host_bandwidth.value)
     models = {offload_link(): LinkModel(*host), reload_link(): LinkModel(*host)}
     for name, storage in stores.items():
         fixed = (storage.latency_seconds.value, storage.seconds_per_piece.value)
-        models[read_link(name)] = LinkModel(*fixed, storage.read_bandwidth.value)
-        models[write_link(name)] = LinkModel(*fixed, storage.write_bandwidth.value)
+        models[read_link(name)] = LinkModel(*fixed, storage.read_bandwidth.value / num_ranks)
+        models[write_link(name)] = LinkModel(*fixed, storage.write_bandwidth.value / num_ranks)
     return Links(tuple(stores), models)
 
 

@@ -101,6 +101,18 @@ def test_links_on_paper_have_every_direction():
     assert links[reload_link()].seconds_per_piece == pytest.approx(32 * 4e-6)
 
 
+def test_ranks_share_a_store_and_have_a_host_link_each():
+    one, four = (
+        catalogued_links(HARDWARE["h100"], {"disk": STORAGE["nvme-gen4"]}, num_ranks=n)
+        for n in (1, 4)
+    )
+    disk, host = read_link("disk"), reload_link()
+    shared = [links[disk].bandwidth_bytes_per_second for links in (one, four)]
+    own = [links[host].bandwidth_bytes_per_second for links in (one, four)]
+    assert shared[0] == pytest.approx(4 * shared[1])
+    assert own[0] == own[1]
+
+
 @pytest.mark.parametrize(
     ("known", "name", "hint"),
     [
