@@ -9,20 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from kvtiers.cost.catalogue import (
-    WEIGHT_NBYTES,
-    Figure,
-    Hardware,
-    Storage,
-    catalogued_links,
-    known_hardware,
-    known_storage,
-)
+from kvtiers.cost.break_even import break_even_tokens
+from kvtiers.cost.catalogue import known_hardware, known_storage
+from kvtiers.cost.hardware import WEIGHT_NBYTES, Figure, Hardware, Storage, catalogued_links
 from kvtiers.cost.known_models import known_model
 from kvtiers.cost.links import Links
-from kvtiers.cost.planner import PlanPolicy, Prompt, ReloadPlan, pipelined_seconds, plan_reload
+from kvtiers.cost.planner import PlanPolicy, Prompt, ReloadPlan, plan_reload
 from kvtiers.cost.prefill import ModelShape, PrefillModel
 from kvtiers.cost.shapes import model_shape
 from kvtiers.model.cost_mode import CostMode
@@ -213,19 +206,11 @@ class _Bench:
         return tuple(self._point(num_tokens, source) for num_tokens in self.plan.lengths)
 
     def break_even_tokens(self, source: int) -> int | None:
-        """Look at prompts of every number of whole blocks and one token."""
-        num_blocks = np.arange(1, (max(self.plan.lengths) - 1) // self.plan.block_size + 1)
-        cached = num_blocks * self.plan.block_size
-        reload = self._load_seconds(num_blocks, source) + self.prefill.seconds(1, cached)
-        slower = np.flatnonzero(reload >= self.prefill.seconds(cached + 1))
-        first = int(slower[-1]) + 1 if len(slower) else 0
-        return None if first == len(num_blocks) else int(cached[first])
-
-    def _load_seconds(
-        self, num_blocks: npt.NDArray[np.int64], source: int
-    ) -> npt.NDArray[np.float64]:
-        stores = {self.links.stores[source - 1]: num_blocks} if source else {}
-        return pipelined_seconds(num_blocks, stores, self.block_nbytes, self.links)
+        longest = max(self.plan.lengths)
+        block_size, links = self.plan.block_size, self.links
+        return break_even_tokens(
+            source, block_size, self.block_nbytes, longest, links, self.prefill
+        )
 
     def _point(self, num_tokens: int, source: int) -> Point:
         serial = self._plan(num_tokens, source, num_stages=1)
@@ -260,6 +245,11 @@ def _notes(plan: PaperPlan, shape: ModelShape, hardware: Hardware) -> tuple[str,
         notes.append(
             f"{weights / 1e9:.0f} GB of weights a device do not fit {memory / 1e9:.0f} GB: this "
             "engine would not start; use more ranks"
+        )
+    if shape.num_window_layers:
+        notes.append(
+            f"{shape.num_window_layers} of {shape.num_layers} layers look back "
+            f"{shape.window:,} tokens only; their KV is counted as if all of it were loaded"
         )
     return tuple(notes)
 

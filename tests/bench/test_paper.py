@@ -89,6 +89,10 @@ class TestPredictions:
         eight = PaperPlan("llama-3.1-70b", "h100", tensor_parallel_size=8)
         assert len(run_paper(eight).notes) == 1
 
+    def test_windows_are_noted(self):
+        notes = run_paper(PaperPlan("gemma-3-27b", "h100", lengths=(8192,))).notes
+        assert any("52 of 62 layers look back 1,024 tokens only" in note for note in notes)
+
 
 class TestInput:
     config = dict(KNOWN_MODELS["qwen3-8b"].config)
