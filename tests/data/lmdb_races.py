@@ -17,7 +17,7 @@ from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.model.outcome import Outcome
 
 CAPACITY = 4 * MIB
-GROWN = 3 * CAPACITY
+GROWN = 5 * CAPACITY  # far more than the map of the first capacity
 NUMBERS = range(GROWN // NBYTES - 40)  # of frames that fit only after growth
 
 
