@@ -11,12 +11,13 @@ from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import PlanPolicy
 from kvtiers.cost.prefill import ModelShape, PrefillModel
 from kvtiers.model.config import Config
-from kvtiers.model.config_tiers import StoreTier
+from kvtiers.model.config_tiers import NvmeTier, StoreTier
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.errors import CapacityError, ProtocolError
 from kvtiers.model.messages import Hello
 from kvtiers.model.units import format_size, whole_mib
 
+_DEMOTED_SHARE = 0.05  # of the slots, at once: enough for a batch, few enough to keep the rest
 _SEED_STEP_SECONDS = 0.005  # launch and sampling of one step; corrected by the first steps
 # Where the engine's model cannot be read: a linear cost only, learnt as seconds per token.
 _UNKNOWN_MODEL = ModelShape(
@@ -56,11 +57,14 @@ def control_settings(
         num_slots=min(hello.num_slots for hello in hellos),
         block_size=shape.block_size,
         block_nbytes=max(sum(hello.payload_nbytes) for hello in hellos),
-        groups=tuple(GroupSettings(window) for window in shape.windows),
+        groups=tuple(
+            GroupSettings(window, max(hello.payload_nbytes[idx] for hello in hellos))
+            for idx, window in enumerate(shape.windows)
+        ),
         stores=tuple(stores),
         evict=config.policy.evict,
         high_watermark=config.dram.high_watermark,
-        low_watermark=config.dram.low_watermark,
+        low_watermark=max(0.0, config.dram.high_watermark - _DEMOTED_SHARE),
         reload_deadline=config.reload.deadline,
         lookup_deadline=config.reload.lookup_deadline,
         prefetch_share=PREFETCH_SHARE if config.reload.prefetch == "auto" else 0.0,
@@ -73,6 +77,7 @@ def _store_settings(tier: StoreTier, hellos: Sequence[Hello]) -> StoreSettings:
     shared = {found.num_frames is None for found in of_ranks}
     if len(of_ranks) < len(said) or len(shared) != 1:
         raise ProtocolError(f"ranks disagree on store {tier.name!r}: {said}")
+    budget = tier.write_budget if isinstance(tier, NvmeTier) else None
     frames = [found.num_frames for found in of_ranks if found.num_frames is not None]
     return StoreSettings(
         tier.name,
@@ -80,6 +85,8 @@ def _store_settings(tier: StoreTier, hellos: Sequence[Hello]) -> StoreSettings:
         tier.write,
         tier.admit,
         inherits=all(found.inventory for found in of_ranks),
+        write_budget_nbytes=None if budget is None else budget / len(hellos),
+        frame_nbytes=max(hello.slot_nbytes for hello in hellos),
     )
 
 

@@ -264,6 +264,11 @@ class Links(Mapping[str, LinkModel]):
             if self._trust[name].pass_time(now, model.num_observed):
                 model.hope()
 
+    @property
+    def standings(self) -> tuple[int, ...]:
+        """What all links may be used for, to be compared: a plan is void once it changes."""
+        return tuple(trust.standing.value for trust in self._trust.values())
+
     def standing(self, name: str) -> Standing:
         """Return what a link may be used for."""
         return self._trust[name].standing
