@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
-from kvtiers.control.answers import Answer, LoadDone, kept_blocks, slowest
+from kvtiers.control.answers import Answer, Asked, LoadDone, kept_blocks, slowest
 from kvtiers.control.departures import Departures
 from kvtiers.control.fences import Fences
 from kvtiers.control.gates import Gates
@@ -23,6 +22,7 @@ from kvtiers.control.suspects import Suspects
 from kvtiers.control.tier import Residence, Tier
 from kvtiers.control.traffic import Traffic
 from kvtiers.cost.model import CostModel
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan
 from kvtiers.model.keys import BlockKey, Rank, pack_keys, unpack_keys
 from kvtiers.model.messages import (
     DRAM,
@@ -38,17 +38,6 @@ from kvtiers.model.messages import (
     UInt8s,
 )
 from kvtiers.observe.metrics import Counters
-
-
-@dataclass(slots=True)
-class _Asked:
-    """What was answered to a request, kept so that the answer does not flip."""
-
-    version: tuple[int, ...]
-    limit: int
-    answer: Answer
-    since: float
-    standings: tuple[int, ...]
 
 
 class Controller:
@@ -94,7 +83,7 @@ class Controller:
         self._offloads = OffloadDesk(settings, places, self.jobs, self.fences, counters, cost)
         self._reloads = ReloadDesk(settings, places, self.jobs, counters)
         self._traffic = Traffic(settings, cost.links)
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, Asked] = {}
         self._barred: set[str] = set()
         self._loading: dict[str, JobId] = {}
         self._outlook = Outlook(settings, cost, self.jobs, self._loading, busy_seconds)
@@ -152,8 +141,20 @@ class Controller:
             answer = asked.answer
         else:
             answer = self._compare(request_id, match, num_tokens, now)
-        self._asked[request_id] = _Asked(version, limit, answer, since, standings)
+        self._asked[request_id] = Asked(version, limit, answer, since, standings)
         return answer
+
+    def preemption(
+        self,
+        keys: Sequence[Sequence[BlockKey]],
+        num_tokens: int,
+        num_sequences: int = 1,
+        mode: PreemptMode = PreemptMode.COST,
+    ) -> PreemptPlan:
+        """Answer an engine that asks whether to swap a victim or to compute it again."""
+        limit = min(num_tokens // self.settings.block_size, *map(len, keys))
+        match = self._reloads.match(keys, 0, limit)
+        return self._outlook.preemption(match, num_tokens, num_sequences, mode)
 
     def ready(self, keys: Sequence[Sequence[BlockKey]], start: int, end: int) -> bool:
         """Whether DRAM has the blocks ``start .. end - 1`` of every KV group, all there."""

@@ -7,12 +7,15 @@ from typing import Final
 
 import numpy as np
 
+from kvtiers.control.answers import slowest
 from kvtiers.control.jobs import Job, JobTable
+from kvtiers.control.reload import Match
 from kvtiers.control.settings import ControlSettings
 from kvtiers.cost.links import read_link, reload_link
 from kvtiers.cost.loads import WindowKV
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt, ReloadPlan
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Victim
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import JobId, UInt8s
 from kvtiers.model.outcome import Outcome
@@ -81,6 +84,16 @@ class Outlook:
             worth = max(plan.recompute_seconds - plan.compute_seconds, plan.load_seconds)
             allowed = (1.0 + policy.margin) * worth + _PATIENCE_SECONDS
             job.deadline_seconds = min(self._settings.reload_deadline, allowed)
+
+    def preemption(
+        self, match: Match, num_tokens: int, num_sequences: int, mode: PreemptMode
+    ) -> PreemptPlan:
+        """Compare swapping a victim, of whose blocks some are stored, with computing it again."""
+        sources = slowest(match.sources[:, : match.num_blocks])
+        stored = np.bincount(sources, minlength=1).tolist()
+        size, nbytes = self._settings.block_size, self._settings.block_nbytes
+        victim = Victim(num_tokens, size, nbytes, stored, num_sequences)
+        return self._cost.preempt(victim, mode)
 
     def learn(self, job: Job, outcomes: UInt8s, now: float) -> None:
         """Note the link that a load hung on: that of its first block that did not come in time."""
