@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,20 +61,18 @@ class Backlog:
             prefill.loading = False
             prefill.num_computed = max(0, prefill.num_computed - num_lost)
 
-    def scheduled(self, request_id: str, num_computed: int) -> None:
-        """Note what of a request is computed once the coming step is done."""
-        prefill = self._prefills.get(request_id)
-        if prefill is None:
+    def scheduled(self, num_computed_tokens: Mapping[str, int]) -> None:
+        """Note that a step begins, and what of each request in it is computed once it is done."""
+        if not num_computed_tokens:
             return
-        if num_computed < prefill.num_tokens:
-            prefill.num_computed = num_computed
-        else:
-            del self._prefills[request_id]
-            self._first_tokens.append((self._num_scheduled + 1, request_id))
-
-    def step_scheduled(self) -> None:
-        """Note that a step has begun; what is `scheduled` from now on is of the next."""
         self._num_scheduled += 1
+        for request_id in [i for i in self._prefills if i in num_computed_tokens]:
+            prefill, num_computed = self._prefills[request_id], num_computed_tokens[request_id]
+            if num_computed < prefill.num_tokens:
+                prefill.num_computed = num_computed
+            else:
+                del self._prefills[request_id]
+                self._first_tokens.append((self._num_scheduled, request_id))
 
     def step_ended(self) -> Sequence[str]:
         """Note the end of the oldest step that runs; returns whose first token it brought."""

@@ -247,10 +247,8 @@ class SchedulerConnector:
         controller.overwritten(self._filled)
         self._filled = []
         for request_id, num_computed in step.num_computed_tokens.items():
-            self._backlog.scheduled(request_id, num_computed)
             self._computed(request_id, num_computed, step.block_ids)
-        if step.num_computed_tokens:
-            self._backlog.step_scheduled()
+        self._backlog.scheduled(step.num_computed_tokens)
         sync, self._sync = self._sync, []
         self.lasting.tell(controller)  # for those that wait: nobody asks about them
         orders = controller.take_orders(step.num_scheduled_tokens, sync, self._clock())

@@ -86,7 +86,7 @@ class Controller:
         self._asked: dict[str, Asked] = {}
         self._barred: set[str] = set()
         self._loading: dict[str, JobId] = {}
-        self._outlook = Outlook(settings, cost, self.jobs, self._loading, busy_seconds)
+        self.outlook = Outlook(settings, cost, self.jobs, self._loading, busy_seconds)
         self._lookups: dict[str, list[BlockKey]] = {}
         self._asking: set[tuple[str, BlockKey]] = set()
         self._before: list[Transfer] = []
@@ -154,7 +154,7 @@ class Controller:
         """Answer an engine that asks whether to swap a victim or to compute it again."""
         limit = min(num_tokens // self.settings.block_size, *map(len, keys))
         match = self._reloads.match(keys, 0, limit)
-        return self._outlook.preemption(match, num_tokens, num_sequences, mode)
+        return self.outlook.preemption(match, num_tokens, num_sequences, mode)
 
     def ready(self, keys: Sequence[Sequence[BlockKey]], start: int, end: int) -> bool:
         """Whether DRAM has the blocks ``start .. end - 1`` of every KV group, all there."""
@@ -192,7 +192,7 @@ class Controller:
         asked = self._asked.pop(load.request_id, None)
         self._prefetches.left(load.request_id)
         job = self._reloads.start(load, self.epoch, now)
-        self._outlook.expect(job, None if asked is None else asked.answer.plan)
+        self.outlook.expect(job, None if asked is None else asked.answer.plan)
         self._loading[load.request_id] = job.job_id
         self._traffic.ordered(job)
         self._offloads.asked_for(row.key for row in job.rows)
@@ -263,7 +263,7 @@ class Controller:
         if outcomes is not None:
             self.gates.answered(job, completion.hop, outcomes, now)
             if reads and completion.hop != RELEASED:
-                self._outlook.learn(job, outcomes, now)
+                self.outlook.learn(job, outcomes, now)
             if completion.hop == HBM:
                 loaded = self._reloaded(job, outcomes, now)
             elif completion.hop != RELEASED and reads:
@@ -343,7 +343,7 @@ class Controller:
     def _compare(self, request_id: str, match: Match, num_tokens: int, now: float) -> Answer:
         if request_id in self._barred or match.num_blocks == 0:
             return Answer(0, None, match)
-        prompt = self._outlook.prompt(num_tokens, match.start, now)
+        prompt = self.outlook.prompt(num_tokens, match.start, now)
         plan = self.cost.plan(slowest(match.sources), match.valid, prompt)
         return Answer(plan.num_blocks, plan, match)
 
