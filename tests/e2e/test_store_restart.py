@@ -24,12 +24,14 @@ BLOCK = ROOMY.block_size
 WHOLE = 30 * BLOCK
 PROMPT = random_prompt(WHOLE + 1, seed=24)
 LARGE_DRAM = f"{40 * SLOT_NBYTES // 1024}KiB"  # loses nothing of one prompt
+#: All the time that a load needs, and nothing that comes to DRAM before the engine asks.
+RELOAD = {"deadline": "10s", "lookup_deadline": "5s", "prefetch": "off"}
 
 
 def both(base: Path, capacity: str = LARGE_DRAM, **sections: Any) -> dict[str, Any]:
     """Return DRAM with both stores below it; a reload has all the time that it needs."""
     stores = nvme(base / "nvme"), lmdb(base / "lmdb")
-    return dram(capacity, *stores, reload={"deadline": "10s", "lookup_deadline": "5s"}, **sections)
+    return dram(capacity, *stores, reload=RELOAD, **sections)
 
 
 def read_again(engine: Engine, expected: object) -> dict[str, int]:
@@ -86,7 +88,7 @@ def test_with_write_back_a_restart_finds_what_had_left_dram(
     engines: Engines, tmp_path: Path
 ) -> None:
     stores = nvme(tmp_path / "nvme", write="back"), lmdb(tmp_path / "lmdb", write="back")
-    reload = {"deadline": "10s", "lookup_deadline": "5s"}
+    reload = RELOAD
     options = tiered(ROOMY, dram(LARGE_DRAM, *stores, reload=reload))
     engine = engines.start(options)
     [first] = engine.generate([PROMPT], 24)
