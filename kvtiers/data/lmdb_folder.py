@@ -148,6 +148,7 @@ def _distrust(
 
 def _create(folder: Path, settings: LMDBStoreSettings, boot_id: str) -> State:
     map_nbytes = map_nbytes_for(settings.capacity_nbytes)
+    _check_room(folder, map_nbytes)  # first: LMDB would only say that it has no memory
     env = lmdb.open(
         str(folder), map_size=map_nbytes, max_dbs=4, mode=0o600, max_readers=settings.max_readers
     )
@@ -164,8 +165,6 @@ def _create(folder: Path, settings: LMDBStoreSettings, boot_id: str) -> State:
     )
     if write_map:
         write_map = preallocate(folder, map_nbytes)
-    if not write_map:
-        _check_room(folder, map_nbytes)
     return State(boot_id, False, settings.capacity_nbytes, map_nbytes, write_map)
 
 
@@ -193,12 +192,10 @@ def preallocate(folder: Path, map_nbytes: int) -> bool:
 
 
 def _check_room(folder: Path, map_nbytes: int) -> None:
-    """Refuse a file that its disk cannot hold, and take it away again."""
+    """Refuse a file that its disk cannot hold."""
     found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize + (folder / DATA).stat().st_size
+    free = found.f_bavail * found.f_frsize
     if map_nbytes > free:
-        for name in (DATA, LOCK):
-            (folder / name).unlink(missing_ok=True)
         fits = max(0, int((free - HEADROOM_NBYTES) * MAX_LIVE))
         aside = f"; delete {SET_ASIDE}" if (folder / SET_ASIDE).exists() else ""
         raise CapacityError(
