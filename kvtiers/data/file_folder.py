@@ -38,7 +38,7 @@ class OwnedFolder:
         self.filesystem = filesystem_of(folder)
         self._fd = _open_lock(folder / _LOCK)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._fd)
         except OSError as error:
             holder = _holder(self._fd)
             os.close(self._fd)
@@ -136,3 +136,25 @@ def _holder(fd: int) -> str:
         return f"process {int(found['pid'])} on host {found['host']}, since {start}"
     except (ValueError, KeyError, TypeError, OSError):
         return "another process that has not signed"
+
+
+_LOOK_SECONDS: Final = 0.1
+
+
+def _lock(fd: int) -> None:
+    """Take a lock alone; somebody who only looks whether it is free has it for microseconds."""
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_SECONDS / 20)
+        else:
+            return
+
+
+def lock_of(folder: Path) -> Path:
+    """Return the lock file of a rank's folder."""
+    return folder / _LOCK

@@ -20,9 +20,9 @@ _logger = logging.getLogger(__name__)
 
 FOLDER_NAME: Final = "index"
 FORMAT: Final = 1
-_RECORD = struct.Struct("<IIQQ")
-_META = struct.Struct("<IIQQ16s")
-_META_KEY: Final = b"store"
+RECORD = struct.Struct("<IIQQ")
+META = struct.Struct("<IIQQ16s")
+META_KEY: Final = b"store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class FileIndex:
         found: list[tuple[StoreKey, IndexRecord]] = []
         with self._env.begin(self._frames) as txn, txn.cursor() as cursor:
             for key, value in cursor:
-                if len(key) == STORE_KEY_NBYTES and len(value) == _RECORD.size:
-                    found.append((StoreKey(bytes(key)), IndexRecord(*_RECORD.unpack(value))))
+                if len(key) == STORE_KEY_NBYTES and len(value) == RECORD.size:
+                    found.append((StoreKey(bytes(key)), IndexRecord(*RECORD.unpack(value))))
         found.sort(key=lambda item: item[1].sequence)
         return dict(found)
 
@@ -116,12 +116,12 @@ class FileIndex:
             for change in changes:
                 if change.key is None:
                     txn.drop(self._frames, delete=False)
-                    txn.put(_META_KEY, self._pack(change.generation), db=self._meta)
+                    txn.put(META_KEY, self._pack(change.generation), db=self._meta)
                 elif change.record is None:
                     txn.delete(change.key, db=self._frames)
                 else:
                     record = change.record
-                    value = _RECORD.pack(
+                    value = RECORD.pack(
                         record.file_idx, record.slot, record.nbytes, record.sequence
                     )
                     txn.put(change.key, value, db=self._frames)
@@ -135,15 +135,15 @@ class FileIndex:
     def _enter(self) -> tuple[bytes, int]:
         """Read who the index is of, or write it into a new one."""
         with self._env.begin(write=True) as txn:
-            found = txn.get(_META_KEY, db=self._meta)
+            found = txn.get(META_KEY, db=self._meta)
             if found is None:
                 self.store_id = os.urandom(16)
-                txn.put(_META_KEY, self._pack(0), db=self._meta)
+                txn.put(META_KEY, self._pack(0), db=self._meta)
                 return self.store_id, 0
-        if len(found) != _META.size:
+        if len(found) != META.size:
             raise StoreError(f"{self.path} is no index of a file store; remove it, or name "
                              "another path")  # fmt: skip
-        version, num_files, slot_nbytes, generation, store_id = _META.unpack(found)
+        version, num_files, slot_nbytes, generation, store_id = META.unpack(found)
         wanted = (FORMAT, self._num_files, self._slot_nbytes)
         if (version, num_files, slot_nbytes) != wanted:
             raise StoreError(
@@ -155,7 +155,7 @@ class FileIndex:
         return store_id, generation
 
     def _pack(self, generation: int) -> bytes:
-        return _META.pack(FORMAT, self._num_files, self._slot_nbytes, generation, self.store_id)
+        return META.pack(FORMAT, self._num_files, self._slot_nbytes, generation, self.store_id)
 
     def _remove_damaged(self) -> None:
         """Remove an index that cannot be read: LMDB itself would crash on it."""
