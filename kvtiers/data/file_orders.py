@@ -215,7 +215,7 @@ def leave_order(folder: Path, order: Order) -> None:
             os.close(fd)
         if (folder / TAKEN).exists():
             raise FileExistsError
-        draft.hardlink_to(folder / ORDER)  # unlike a rename, this replaces no other one
+        (folder / ORDER).hardlink_to(draft)  # unlike a rename, this replaces no other one
     except FileExistsError:
         raise StoreError(
             f"another order waits for the owner of {folder}; try again when that is done, or "

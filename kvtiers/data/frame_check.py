@@ -53,20 +53,31 @@ class FrameChecker:
 
     def _payload_fault(self, digests: tuple[int, ...], payload: memoryview) -> str | None:
         layouts = self._known.setdefault((len(digests), len(payload)), [])
-        wrong: Sequence[int] = ()
         for sizes in layouts:
-            wrong = [i for i, held in enumerate(_checks(sizes, digests, payload)) if not held]
-            if not wrong:
+            held = list(_checks(sizes, digests, payload))
+            if all(held):
                 return None
-            if len(wrong) < len(digests):
-                break  # where a page's checksum holds the layout is right
-        else:
-            found = _learn(digests, payload)
-            if isinstance(found, tuple):
-                layouts.append(found)
-                return None
-            wrong = [found]
-        return f"page {wrong[0]} does not have the checksum that the header says"
+            alone = _between_good_ones(held)
+            if alone is not None:
+                return _said(alone)
+        found = _learn(digests, payload)
+        if isinstance(found, int):
+            return _said(found)
+        layouts.append(found)
+        return None
+
+
+def _said(page: int) -> str:
+    return f"page {page} does not have the checksum that the header says"
+
+
+def _between_good_ones(held: Sequence[bool]) -> int | None:
+    """Return a page that is damaged in any layout: where it lies is known by its neighbours."""
+    padded = [True, *held, True]
+    for page, good in enumerate(held):
+        if not good and padded[page] and padded[page + 2]:
+            return page
+    return None
 
 
 def _checks(sizes: Sequence[int], digests: Sequence[int], payload: memoryview) -> Iterator[bool]:

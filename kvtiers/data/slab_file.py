@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -220,6 +221,8 @@ def slab_mark(path: Path) -> SlabMark | None:
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        with contextlib.suppress(OSError):  # the slots behind it are not wanted
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         found = os.pread(fd, _HEADER.size + _CHECK.size, 0)
     finally:
         os.close(fd)
