@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -91,7 +92,7 @@ def clear(
         if not yes:
             names = "\n".join(f"  {store.name}" for store in stores)
             typer.confirm(f"{names}\nDrop every frame of these?", abort=True, err=True)
-        _show_dropped([store.clear() for store in stores], as_json=as_json)
+        _drop([store.clear for store in stores], as_json=as_json)
 
 
 @app.command()
@@ -113,7 +114,7 @@ def evict(
     with input_errors(as_json):
         stores = find_stores(paths, patience)
         kept = zip(stores, shares(stores, nbytes), strict=True)
-        _show_dropped([store.evict(share) for store, share in kept], as_json=as_json)
+        _drop([partial(store.evict, share) for store, share in kept], as_json=as_json)
 
 
 @contextlib.contextmanager
@@ -215,15 +216,28 @@ def _show_verdict(verdict: Verdict, *, dry_run: bool) -> None:
         typer.echo(f"{verdict.name}: {verdict.problem}", err=True)
 
 
-def _show_dropped(results: Sequence[Dropped], *, as_json: bool) -> None:
+def _drop(actions: Sequence[Callable[[], Dropped]], *, as_json: bool) -> None:
+    """Do it to one store after another, and say what became of each."""
+    from kvtiers.data.store_admin_values import UnansweredError
+
+    results, problems = [], []
+    for action in actions:
+        try:
+            result = action()
+        except UnansweredError as error:
+            problems.append(str(error))
+            typer.echo(problems[-1], err=True)
+            continue
+        results.append(result)
+        if not as_json:
+            who = " by the process that has it open" if result.by_owner else ""
+            num, left = result.num_frames, result.num_left
+            typer.echo(f"{result.name}: {num:,} frames dropped{who}, {left:,} left")
     if as_json:
-        echo_json({"ok": True, "stores": [result.to_plain() for result in results]})
-        return
-    for result in results:
-        who = " by the process that has it open" if result.by_owner else ""
-        typer.echo(
-            f"{result.name}: {result.num_frames:,} frames dropped{who}, {result.num_left:,} left"
-        )
+        stores = [result.to_plain() for result in results]
+        echo_json({"ok": not problems, "stores": stores, "problems": problems})
+    if problems:
+        raise typer.Exit(FAULTY)
 
 
 def _size(nbytes: int) -> str:

@@ -29,7 +29,14 @@ from kvtiers.data.index_check import index_problem
 from kvtiers.data.slab_file import slab_mark, slab_path
 from kvtiers.data.store_admin_index import DamagedIndexError, IndexView, damaged, index_of
 from kvtiers.data.store_admin_read import Keyed
-from kvtiers.data.store_admin_values import Dropped, Fault, Progress, StoreStat, Verdict
+from kvtiers.data.store_admin_values import (
+    Dropped,
+    Fault,
+    Progress,
+    StoreStat,
+    UnansweredError,
+    Verdict,
+)
 from kvtiers.data.store_admin_verify import FileVerifier
 from kvtiers.model.errors import StoreError
 from kvtiers.model.keys import StoreKey
@@ -156,7 +163,7 @@ class FileStoreAdmin:
         """Drop every frame, and begin a new generation of the index.
 
         Raises:
-            StoreError: it cannot be done, or the owner has not done it in time.
+            UnansweredError: the owner has not done it in time. StoreError: it cannot be done.
         """
         return self._counted(lambda: self._do(Order(Verb.CLEAR, 0.0), None))
 
@@ -317,7 +324,7 @@ class FileStoreAdmin:
         """Leave an order and wait until it is durable; False if the owner ends meanwhile.
 
         Raises:
-            StoreError: it does not come in time.
+            UnansweredError: it does not come in time. StoreError: it cannot be left.
         """
         patience = deadline - time.monotonic()
         dated = Order(order.verb, time.time() + max(0.0, patience), order.keep_frames, order.keys)
@@ -334,7 +341,7 @@ class FileStoreAdmin:
                     if taken_back
                     else "it has begun, but its disk has not confirmed it"
                 )
-                raise StoreError(
+                raise UnansweredError(
                     f"{owner} holds {self._folder}, and has not carried the order out in time: "
                     f"{fate}; try again with more --patience, or stop it first"
                 )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kvtiers.data.file_owner import Owner
+from kvtiers.model.errors import StoreError
 
 Progress = Callable[[int, int], None]
 """Told after each piece of work: frames and bytes of it."""
@@ -91,6 +92,10 @@ class Verdict:
     def to_plain(self) -> dict[str, Any]:
         """Return plain data."""
         return {"ok": self.ok, **asdict(self)}
+
+
+class UnansweredError(StoreError):
+    """The process that owns a store has not carried an order out in time."""
 
 
 @dataclass(frozen=True, slots=True)
