@@ -112,7 +112,7 @@ class OwningProcess:
 
 def main() -> None:
     path, num, mode = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    box = FileBox(path)
+    box = FileBox(path, publish_seconds=0.0 if mode == "churn" else 0.5)
     assert box.put(*range(num)) == [Outcome.OK] * num
     print("open", flush=True)
     turn = 0
@@ -125,11 +125,10 @@ def main() -> None:
             numbers = [int(word) for word in words[1:]]
             outcomes = box.get(*numbers) if words[0] == "get" else box.put(*numbers)
             print(*(outcome.name for outcome in outcomes), flush=True)
-        if mode == "churn":  # frames come and go all the time, in the same slots
+        if mode == "churn":  # frames come, stay a little, and go, in the same slots
+            box.put(*(1000 + turn % 100 * 5 + i for i in range(5)))
+            box.store.delete([key_of(1000 + (turn - 2) % 100 * 5 + i) for i in range(5)])
             turn += 1
-            first = 1000 + turn % 50 * NUM_SLOTS
-            box.put(*range(first, first + NUM_SLOTS))
-            box.store.delete([key_of(n) for n in range(first, first + NUM_SLOTS)])
         assert box.store.poll() == []
     box.close()
 
