@@ -20,9 +20,9 @@ _logger = logging.getLogger(__name__)
 
 FOLDER_NAME: Final = "index"
 FORMAT: Final = 1
-RECORD = struct.Struct("<IIQQ")
-META = struct.Struct("<IIQQ16s")
-META_KEY: Final = b"store"
+_RECORD = struct.Struct("<IIQQ")
+_META = struct.Struct("<IIQQ16s")
+_META_KEY: Final = b"store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class FileIndex:
         found: list[tuple[StoreKey, IndexRecord]] = []
         with self._env.begin(self._frames) as txn, txn.cursor() as cursor:
             for key, value in cursor:
-                if len(key) == STORE_KEY_NBYTES and len(value) == RECORD.size:
-                    found.append((StoreKey(bytes(key)), IndexRecord(*RECORD.unpack(value))))
+                if len(key) == STORE_KEY_NBYTES and len(value) == _RECORD.size:
+                    found.append((StoreKey(bytes(key)), IndexRecord(*_RECORD.unpack(value))))
         found.sort(key=lambda item: item[1].sequence)
         return dict(found)
 
@@ -116,12 +116,12 @@ class FileIndex:
             for change in changes:
                 if change.key is None:
                     txn.drop(self._frames, delete=False)
-                    txn.put(META_KEY, self._pack(change.generation), db=self._meta)
+                    txn.put(_META_KEY, self._pack(change.generation), db=self._meta)
                 elif change.record is None:
                     txn.delete(change.key, db=self._frames)
                 else:
                     record = change.record
-                    value = RECORD.pack(
+                    value = _RECORD.pack(
                         record.file_idx, record.slot, record.nbytes, record.sequence
                     )
                     txn.put(change.key, value, db=self._frames)
@@ -135,15 +135,15 @@ class FileIndex:
     def _enter(self) -> tuple[bytes, int]:
         """Read who the index is of, or write it into a new one."""
         with self._env.begin(write=True) as txn:
-            found = txn.get(META_KEY, db=self._meta)
+            found = txn.get(_META_KEY, db=self._meta)
             if found is None:
                 self.store_id = os.urandom(16)
-                txn.put(META_KEY, self._pack(0), db=self._meta)
+                txn.put(_META_KEY, self._pack(0), db=self._meta)
                 return self.store_id, 0
-        if len(found) != META.size:
+        if len(found) != _META.size:
             raise StoreError(f"{self.path} is no index of a file store; remove it, or name "
                              "another path")  # fmt: skip
-        version, num_files, slot_nbytes, generation, store_id = META.unpack(found)
+        version, num_files, slot_nbytes, generation, store_id = _META.unpack(found)
         wanted = (FORMAT, self._num_files, self._slot_nbytes)
         if (version, num_files, slot_nbytes) != wanted:
             raise StoreError(
@@ -155,7 +155,7 @@ class FileIndex:
         return store_id, generation
 
     def _pack(self, generation: int) -> bytes:
-        return META.pack(FORMAT, self._num_files, self._slot_nbytes, generation, self.store_id)
+        return _META.pack(FORMAT, self._num_files, self._slot_nbytes, generation, self.store_id)
 
     def _remove_damaged(self) -> None:
         """Remove an index that cannot be read: LMDB itself would crash on it."""
@@ -165,3 +165,36 @@ class FileIndex:
         _logger.warning("the index %s is damaged, its frames are lost: %s", self.path, problem)
         for name in ("data.mdb", "lock.mdb"):
             (self.path / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMeta:
+    """What an index is of; see `FileIndex` and `IndexChange`."""
+
+    num_files: int
+    slot_nbytes: int
+    generation: int
+    store_id: bytes
+
+
+def read_meta(env: lmdb.Environment, path: Path) -> IndexMeta:
+    """Return what an index that somebody else keeps is of.
+
+    Raises:
+        StoreError: it is of another format, or none. lmdb.Error: it cannot be read.
+    """
+    meta = env.open_db(b"meta", create=False)
+    with env.begin() as txn:
+        found = txn.get(_META_KEY, db=meta) or b""
+    version = int.from_bytes(found[:4], "little")
+    if version != FORMAT or len(found) != _META.size:
+        raise StoreError(
+            f"{path} is of format {version}, this kvtiers has {FORMAT}; it is left as it is: use "
+            "the version of kvtiers that made it, or remove its folder"
+        )
+    return IndexMeta(*_META.unpack(found)[1:])
+
+
+def record_of(value: bytes) -> IndexRecord | None:
+    """Return what an entry says, None if it is no record."""
+    return IndexRecord(*_RECORD.unpack(value)) if len(value) == _RECORD.size else None

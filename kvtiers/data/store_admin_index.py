@@ -9,14 +9,7 @@ from typing import Final
 
 import lmdb
 
-from kvtiers.data.file_index import (
-    FOLDER_NAME,
-    FORMAT,
-    META,
-    META_KEY,
-    RECORD,
-    IndexRecord,
-)
+from kvtiers.data.file_index import FOLDER_NAME, IndexRecord, read_meta, record_of
 from kvtiers.data.lmdb_files import DATA, inspect_data
 from kvtiers.model.errors import StoreError
 from kvtiers.model.keys import STORE_KEY_NBYTES, StoreKey
@@ -45,19 +38,13 @@ class IndexView:
     """Reads in short transactions, so that its owner finds free pages; changes nothing.
 
     Attributes:
-        version, num_files, slot_nbytes, generation, store_id: what the index says it is of.
+        num_files, slot_nbytes, store_id: what the index says it is of.
         map_nbytes: that it may grow to.
 
     Raises:
         DamagedIndexError: see there.
         StoreError: there is none, it cannot be read, or is of another format.
     """
-
-    version: int
-    num_files: int
-    slot_nbytes: int
-    generation: int
-    store_id: bytes
 
     def __init__(self, folder: Path) -> None:
         self.path = index_of(folder)
@@ -75,9 +62,8 @@ class IndexView:
         except lmdb.Error as error:
             raise StoreError(f"cannot open the index {self.path}: {error}") from error
         try:
-            self._meta = self._env.open_db(b"meta", create=False)
+            meta = read_meta(self._env, self.path)
             self._frames = self._env.open_db(b"frames", create=False)
-            self._read_meta()
         except lmdb.Error as error:
             self._env.close()
             raise StoreError(
@@ -87,6 +73,8 @@ class IndexView:
         except StoreError:
             self._env.close()
             raise
+        self.num_files, self.slot_nbytes = meta.num_files, meta.slot_nbytes
+        self.store_id = meta.store_id
 
     def __enter__(self) -> IndexView:
         return self
@@ -108,10 +96,11 @@ class IndexView:
     def records(self) -> list[tuple[StoreKey, IndexRecord]]:
         """Return all records, in no order. Entries that are no records are left out."""
         with self._begin() as txn, txn.cursor(self._frames) as cursor:
+            found = ((bytes(key), record_of(value)) for key, value in cursor)
             return [
-                (StoreKey(bytes(key)), IndexRecord(*RECORD.unpack(value)))
-                for key, value in cursor
-                if len(key) == STORE_KEY_NBYTES and len(value) == RECORD.size
+                (StoreKey(key), record)
+                for key, record in found
+                if record is not None and len(key) == STORE_KEY_NBYTES
             ]
 
     def still_there(
@@ -122,8 +111,7 @@ class IndexView:
             return [
                 (key, record)
                 for key, record in records
-                if txn.get(key, db=self._frames)
-                == RECORD.pack(record.file_idx, record.slot, record.nbytes, record.sequence)
+                if record_of(txn.get(key, db=self._frames) or b"") == record
             ]
 
     def close(self) -> None:
@@ -139,17 +127,3 @@ class IndexView:
             except lmdb.Error as error:
                 raise StoreError(f"cannot read the index {self.path}: {error}") from error
         raise StoreError(f"cannot read the index {self.path}: its size changes all the time")
-
-    def _read_meta(self) -> None:
-        with self._begin() as txn:
-            found = txn.get(META_KEY, db=self._meta)
-        if found is None or len(found) < 4:
-            raise StoreError(f"{self.path} is no index of a file store; remove it, or name another "
-                             "path")  # fmt: skip
-        self.version = int.from_bytes(found[:4], "little")
-        if self.version != FORMAT or len(found) != META.size:
-            raise StoreError(
-                f"{self.path} is of format {self.version}, this kvtiers has {FORMAT}; it is left "
-                "as it is: use the version of kvtiers that made it, or remove its folder"
-            )
-        _, self.num_files, self.slot_nbytes, self.generation, self.store_id = META.unpack(found)

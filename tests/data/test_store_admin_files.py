@@ -16,7 +16,6 @@ import pytest
 from lmdb_box import NBYTES, image, key_of
 from store_boxes import FileBox, OwningProcess, stopped_store
 
-from kvtiers.data.file_index import META, META_KEY
 from kvtiers.data.file_orders import ORDER, Order, Verb, leave_order
 from kvtiers.data.file_settings import FILE_HEADER_NBYTES
 from kvtiers.data.store_admin import find_stores, shares
@@ -342,8 +341,8 @@ def test_a_store_of_another_format_is_left_alone(tmp_path):
     env = lmdb.open(str(rank_of(tmp_path) / "index"), max_dbs=2)
     with env.begin(write=True) as txn:
         meta = env.open_db(b"meta", txn)
-        fields = META.unpack(txn.get(META_KEY, db=meta))
-        txn.put(META_KEY, META.pack(7, *fields[1:]), db=meta)
+        found = txn.get(b"store", db=meta)
+        txn.put(b"store", (7).to_bytes(4, "little") + found[4:], db=meta)
     env.close()
     (store,) = find_stores([tmp_path])
     assert "is of format 7, this kvtiers has 1" in store.stat().problem
