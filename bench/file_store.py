@@ -1,267 +1,80 @@
-"""Measure the file store against plain positioned calls on the same disk, in the same run.
+"""Measure the file store against others on the same disk, in the same run.
 
-    python bench/file_store.py --folder /mnt/nvme0/bench --out bench/results/file_store.json
+    python bench/file_store.py --folder /mnt/nvme0/bench --out bench/results/file_store.json --churn
 
-Every side moves the same frames in batches of 16, four batches at a time, between the same slab
-and preallocated files of the same size on the same disk, past the page cache. The raw sides know
-no keys, keep no index and sync nothing: one call a frame, on Python threads, on C++ threads or
-through an io_uring. All sides take turns; medians, and medians of the ratio to the raw side with
-the best median in the cell. `--churn` fills a store and writes ten times its capacity through it.
+Every side moves the same frames in batches of 16, four batches at a time, from and to the same
+slab, past the page cache. The raw sides know no keys, keep no index and sync nothing: one call a
+frame in a preallocated file, on Python threads, on C++ threads, through an io_uring, or by fio.
+vLLM's own file tier writes a file a block, under names that are new each time, and syncs nothing.
+All sides take turns. Figures are medians. A ratio is that of the paired samples of one turn (its
+median, and quartiles): to the raw side that has the best median in the cell; to vLLM's tier given
+one job a batch, as vLLM itself has it (a job is one thread's); and to the better one of that and of
+the same tier given one job a block, as vLLM never does. `--churn` fills a store and writes ten
+times its capacity through it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
-import itertools
 import json
 import os
 import platform
-import resource
 import shutil
 import statistics
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from kvtiers.data.file_settings import FILE_HEADER_NBYTES, INDEX_BASE_NBYTES, INDEX_SLOT_NBYTES
-from kvtiers.data.file_store import FileStore, FileStoreSettings
-from kvtiers.data.io.base import DEFAULT_DEPTH, IoBatch, IoEngine, IoOp
-from kvtiers.data.io.choice import make_io
+from file_churn import churn
+from file_others import FioSide, VllmSide, has_vllm_tier, lmcache_rates
+from file_sides import (
+    BATCH,
+    UNDER_WAY,
+    RawEngine,
+    RawPython,
+    Side,
+    StoreSide,
+    busy_thread,
+    raw_file,
+)
+from quiet import Quiet
+
+from kvtiers.data.file_settings import FILE_HEADER_NBYTES
 from kvtiers.data.slab import Slab
-from kvtiers.data.store import FrameRef
-from kvtiers.model.keys import StoreKey
-from kvtiers.model.outcome import Outcome
 
 KIB, MIB = 2**10, 2**20
 SIZES = (128 * KIB, 512 * KIB, 2 * MIB)
 SAMPLE_NBYTES = 512 * MIB
-BATCH, UNDER_WAY = 16, 4
-POLL_SECONDS = 0.0002
+BUSY_SHARE = 4  # of a sample beside a busy thread is one part of so many: it takes long
 ENGINES = ("native", "uring", "aiofiles")
+VLLM_JOBS = (BATCH, 1)
+AS_VLLM = "a job a batch"  # its manager makes one job of what a request stores or loads in a step
 
-
-class Side:
-    """Moves a sample of frames, batch after batch."""
-
-    name: str
-
-    def submit(self, batch: int, *, writes: bool) -> None:
-        """Begin a batch of the sample."""
-        raise NotImplementedError
-
-    def num_ended(self) -> int:
-        """Return how many batches have ended since the last call."""
-        raise NotImplementedError
-
-    def after(self, *, writes: bool) -> None:
-        """Get ready for the next sample, unmeasured."""
-
-    def close(self) -> None:
-        """Release everything."""
-
-    def sample(self, num_batches: int, *, writes: bool) -> tuple[float, float]:
-        """Move all batches; returns seconds, and CPU seconds."""
-        before, started = cpu_seconds(), time.perf_counter()
-        begun = ended = 0
-        while ended < num_batches:
-            while begun < min(num_batches, ended + UNDER_WAY):
-                self.submit(begun, writes=writes)
-                begun += 1
-            found = self.num_ended()
-            ended += found
-            if not found:
-                time.sleep(POLL_SECONDS)
-        seconds = time.perf_counter() - started
-        cpu = cpu_seconds() - before
-        self.after(writes=writes)
-        return seconds, cpu
-
-
-def slots_of(batch: int) -> list[int]:
-    """Return the slab slots that a batch uses: scattered, as an allocator leaves them."""
-    first = batch % UNDER_WAY * BATCH
-    return [first + (i * 7) % BATCH for i in range(BATCH)]
-
-
-class StoreSide(Side):
-    """The file store, with one of its engines."""
-
-    def __init__(self, io: str, slab: Slab, folder: Path, num_frames: int) -> None:
-        self.name = f"store, {io}"
-        num = (
-            2 * num_frames + num_frames // 4
-        )  # so that no write waits for the removal of what it replaces
-        capacity = FILE_HEADER_NBYTES + INDEX_BASE_NBYTES
-        capacity += num * (slab.slot_nbytes + INDEX_SLOT_NBYTES)
-        settings = FileStoreSettings((folder / io,), capacity, io=io, direct="on")
-        self._nbytes = slab.slot_nbytes
-        self.store = FileStore(slab, settings)
-        self._life = 0
-        self._num_batches = num_frames // BATCH
-
-    def submit(self, batch: int, *, writes: bool) -> None:
-        frames = [
-            FrameRef(self._key(self._life, batch, i), slot, self._nbytes)
-            for i, slot in enumerate(slots_of(batch))
-        ]
-        (self.store.put if writes else self.store.get)(frames)
-
-    def num_ended(self) -> int:
-        answers = self.store.poll()
-        for answer in answers:
-            assert set(answer.outcomes) == {Outcome.OK}, answer
-        return len(answers)
-
-    def after(self, *, writes: bool) -> None:
-        """Drop the sample before this one, and wait for the index."""
-        if not writes:
-            return
-        old = itertools.product([self._life - 1], range(self._num_batches), range(BATCH))
-        self.store.delete([self._key(*name) for name in old])
-        self._life += 1
-        time.sleep(self.store.settings.publish_seconds + 0.2)
-
-    def before_read(self) -> None:
-        """Read what was written last."""
-        self._life -= 1
-
-    def after_read(self) -> None:
-        self._life += 1
-
-    def close(self) -> None:
-        self.store.close()
-
-    @staticmethod
-    def _key(life: int, batch: int, i: int) -> StoreKey:
-        return StoreKey(b"%16d%8d%8d" % (life, batch, i))
-
-
-class RawSide(Side):
-    """One positioned call a frame."""
-
-    def __init__(self, name: str, slab: Slab, fd: int) -> None:
-        self.name = f"raw, {name}"
-        self._slab = slab
-        self._fd = fd
-
-    def ops(self, batch: int) -> Iterator[tuple[int, int]]:
-        """Yield file offset and slab slot of a batch's frames."""
-        for i, slot in enumerate(slots_of(batch)):
-            yield FILE_HEADER_NBYTES + (batch * BATCH + i) * self._slab.slot_nbytes, slot
-
-
-class RawEngine(RawSide):
-    """Through the compiled module."""
-
-    def __init__(self, io: str, slab: Slab, fd: int) -> None:
-        super().__init__({"native": "C++ threads", "uring": "io_uring"}[io], slab, fd)
-        self._engine: IoEngine = make_io(io)
-        self._ids = itertools.count()
-
-    def submit(self, batch: int, *, writes: bool) -> None:
-        nbytes = self._slab.slot_nbytes
-        ops = tuple(
-            IoOp(self._fd, offset, ((self._slab.address + slot * nbytes, nbytes),))
-            for offset, slot in self.ops(batch)
-        )
-        self._engine.submit(IoBatch(next(self._ids), writes, ops))
-
-    def num_ended(self) -> int:
-        ended = self._engine.poll()
-        for done in ended:
-            assert set(done.results) == {self._slab.slot_nbytes}, done
-        return len(ended)
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-class RawPython(RawSide):
-    """On a pool of Python threads."""
-
-    def __init__(self, slab: Slab, fd: int) -> None:
-        super().__init__("Python threads", slab, fd)
-        self._pool = ThreadPoolExecutor(DEFAULT_DEPTH)
-        self._running: list[set[object]] = []
-
-    def submit(self, batch: int, *, writes: bool) -> None:
-        call = os.pwritev if writes else os.preadv
-        self._running.append(
-            {
-                self._pool.submit(call, self._fd, [self._slab.view(slot)], offset)
-                for offset, slot in self.ops(batch)
-            }
-        )
-
-    def num_ended(self) -> int:
-        ended = [batch for batch in self._running if all(call.done() for call in batch)]
-        for batch in ended:
-            assert {call.result() for call in batch} == {self._slab.slot_nbytes}
-            self._running.remove(batch)
-        return len(ended)
-
-    def close(self) -> None:
-        wait([call for batch in self._running for call in batch])
-        self._pool.shutdown()
+Samples = dict[tuple[str, str], list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One side of one cell: medians; the ratio is to the cell's best raw side."""
+    """One side of one cell: medians; ratios are (first quartile, median, third), None for none."""
 
     nbytes: int
     direction: str
     busy: bool
     side: str
     gigabytes_per_second: float
-    cpu_seconds_per_gigabyte: float
-    ratio: float
-    ratio_low: float
-    ratio_high: float
+    cpu_seconds_per_gigabyte: float | None
+    over_raw: tuple[float, float, float]
+    over_vllm: tuple[float, float, float] | None
+    over_vllm_best: tuple[float, float, float] | None
 
 
-def cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-@contextlib.contextmanager
-def busy_thread(wanted: bool) -> Iterator[None]:
-    """Compute in Python beside the measurement, as an engine's scheduler does."""
-    stop = threading.Event()
-
-    def compute() -> None:
-        total = 0
-        while not stop.is_set():
-            for i in range(1000):
-                total += i * i
-
-    thread = threading.Thread(target=compute)
-    if wanted:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        if wanted:
-            thread.join()
-
-
-def raw_file(folder: Path, nbytes: int) -> int:
-    """Return a preallocated file of a size, open for direct I/O."""
-    fd = os.open(folder / "raw", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
-    os.posix_fallocate(fd, 0, nbytes)
-    return fd
-
-
-def cells(nbytes: int, folder: Path, repeats: int, busy: Sequence[bool]) -> list[Row]:
-    """Measure both directions at one frame size."""
-    num_frames = SAMPLE_NBYTES // nbytes
+def cells(nbytes: int, options: argparse.Namespace) -> list[Row]:
+    """Measure both directions at one frame size, by themselves and beside a busy thread."""
+    folder, num_batches = options.folder, SAMPLE_NBYTES // nbytes // BATCH
+    num_frames = num_batches * BATCH
     slab = Slab(BATCH * UNDER_WAY, nbytes, pin="off")
     for slot in range(slab.num_slots):
         slab.view(slot)[:] = os.urandom(nbytes)
@@ -269,58 +82,60 @@ def cells(nbytes: int, folder: Path, repeats: int, busy: Sequence[bool]) -> list
     sides: list[Side] = [RawPython(slab, fd), RawEngine("native", slab, fd)]
     sides.append(RawEngine("uring", slab, fd))
     sides += [StoreSide(io, slab, folder, num_frames) for io in ENGINES]
+    if has_vllm_tier():
+        sides += [VllmSide(job, slab, folder, num_frames) for job in VLLM_JOBS]
     for side in sides:  # so that every block of every file has been written once
-        for _ in range(3 if isinstance(side, StoreSide) else 1):
-            side.sample(num_frames // BATCH, writes=True)
+        for _ in range(2):
+            side.sample(num_batches, writes=True)
+            side.sample(num_batches, writes=False)
     rows = []
-    for computing in busy:
-        samples = measure(sides, num_frames // BATCH, repeats, computing)
-        rows += rows_of(nbytes, computing, samples)
+    for busy in [False] * (not options.busy_only) + [True] * (not options.idle_only):
+        here = list(sides)
+        if options.fio is not None and not busy:  # a process of its own: nothing is beside it
+            here.append(FioSide(options.fio, folder / "raw", nbytes))
+        num = num_batches // BUSY_SHARE if busy else num_batches
+        samples = measure(here, num, options.repeats, busy, Quiet(options.patience))
+        rows += rows_of(nbytes, busy, samples, num * BATCH * nbytes / 1e9)
     for side in sides:
         side.close()
     os.close(fd)
     slab.close()
-    for name in (*ENGINES, "raw"):
-        path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name in (*ENGINES, *(f"vllm-{job}" for job in VLLM_JOBS)):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "raw").unlink()
     return rows
 
 
-Samples = dict[tuple[str, str], list[tuple[float, float]]]
-
-
-def measure(sides: Sequence[Side], num_batches: int, repeats: int, busy: bool) -> Samples:
+def measure(
+    sides: Sequence[Side], num_batches: int, repeats: int, busy: bool, quiet: Quiet
+) -> Samples:
     """Let all sides take turns."""
     samples: Samples = {}
     for turn in range(repeats):
-        order = sides[turn % len(sides) :] + sides[: turn % len(sides)]
+        order = [*sides[turn % len(sides) :], *sides[: turn % len(sides)]]
         for writes in (True, False):
+            quiet.wait()
             for side in order:
-                if isinstance(side, StoreSide) and not writes:
-                    side.before_read()
                 with busy_thread(busy):
                     found = side.sample(num_batches, writes=writes)
-                if isinstance(side, StoreSide) and not writes:
-                    side.after_read()
                 direction = "write" if writes else "read"
                 samples.setdefault((direction, side.name), []).append(found)
     return samples
 
 
-def rows_of(nbytes: int, busy: bool, samples: Samples) -> list[Row]:
+def rows_of(nbytes: int, busy: bool, samples: Samples, gigabytes: float) -> list[Row]:
+    """Return a row per side and direction."""
     rows = []
-    gigabytes = SAMPLE_NBYTES / 1e9
     for direction in ("write", "read"):
         times = {
             name: [seconds for seconds, _ in found]
             for (way, name), found in samples.items()
             if way == direction
         }
-        raw = [name for name in times if name.startswith("raw")]
-        best = times[min(raw, key=lambda name: statistics.median(times[name]))]
+        raw = best_of("raw", times)
+        vllm, vllm_best = times.get(f"vLLM, {AS_VLLM}"), best_of("vLLM", times)
+        assert raw is not None
         for name, seconds in times.items():
-            ratios = [b / s for b, s in zip(best, seconds, strict=True)]
-            low, ratio, high = statistics.quantiles(ratios, n=4)
             cpu = statistics.median(cpu for _, cpu in samples[direction, name])
             rows.append(
                 Row(
@@ -330,87 +145,132 @@ def rows_of(nbytes: int, busy: bool, samples: Samples) -> list[Row]:
                     name,
                     gigabytes / statistics.median(seconds),
                     cpu / gigabytes,
-                    ratio,
-                    low,
-                    high,
+                    ratio(raw, seconds),
+                    None if vllm is None else ratio(vllm, seconds),
+                    None if vllm_best is None else ratio(vllm_best, seconds),
                 )
             )
     return rows
 
 
-def churn(folder: Path, nbytes: int, times: int = 10) -> dict[str, float]:
-    """Write a multiple of the capacity through a full store; GB/s of each tenth."""
-    num_frames = 2 * SAMPLE_NBYTES // nbytes
+def best_of(kind: str, times: dict[str, list[float]]) -> list[float] | None:
+    """Return the seconds of the side of a kind that has the best median."""
+    found = [seconds for name, seconds in times.items() if name.startswith(kind)]
+    return min(found, key=statistics.median, default=None)
+
+
+def ratio(base: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Return how much faster than a base, turn by turn: quartiles."""
+    low, middle, high = statistics.quantiles(
+        [b / s for b, s in zip(base, seconds, strict=True)], n=4
+    )
+    return low, middle, high
+
+
+def against_lmcache(nbytes: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return GB/s of LMCache's file adapter and of the store in turns: medians."""
+    num_batches = SAMPLE_NBYTES // nbytes // BATCH
     slab = Slab(BATCH * UNDER_WAY, nbytes, pin="off")
-    capacity = FILE_HEADER_NBYTES + INDEX_BASE_NBYTES
-    capacity += num_frames * (nbytes + INDEX_SLOT_NBYTES)
-    settings = FileStoreSettings((folder / "churn",), capacity, direct="on")
-    store = FileStore(slab, settings)
-    num_frames = store.num_slots // BATCH * BATCH
-    total = times * num_frames // BATCH
-    stamps = [time.perf_counter()]
-    begun = ended = 0
-    held: list[list[StoreKey]] = []
-    while ended < total:
-        while begun < min(total, ended + UNDER_WAY):
-            if len(held) * BATCH >= num_frames:
-                store.delete(held.pop(0))
-            names = [StoreKey(b"%24d%8d" % (begun, i)) for i in range(BATCH)]
-            refs = zip(names, slots_of(begun), strict=True)
-            store.put([FrameRef(name, slot, nbytes) for name, slot in refs])
-            held.append(names)
-            begun += 1
-        answers = store.poll()
-        for answer in answers:
-            assert set(answer.outcomes) == {Outcome.OK}, answer
-            ended += 1
-            if ended % (total // 10) == 0:
-                stamps.append(time.perf_counter())
-        if not answers:
-            time.sleep(POLL_SECONDS)
-    store.close()
+    side = StoreSide("native", slab, options.folder, num_batches * BATCH)
+    for writes in (True, False, True, False):
+        side.sample(num_batches, writes=writes)
+    rates: dict[str, dict[str, list[float]]] = {}
+    for _ in range(options.lmcache_repeats):
+        found = lmcache_rates(options.lmcache, options.folder, nbytes, num_batches)
+        ours = {
+            way: SAMPLE_NBYTES / 1e9 / side.sample(num_batches, writes=way == "write")[0]
+            for way in ("write", "read")
+        }
+        for name, ways in {**found, side.name: ours}.items():
+            for way, rate in ways.items():
+                rates.setdefault(name, {}).setdefault(way, []).append(rate)
+    side.close()
     slab.close()
-    shutil.rmtree(folder / "churn")
-    share = total // 10 * BATCH * nbytes / 1e9
-    speeds = [share / (b - a) for a, b in itertools.pairwise(stamps)]
-    return {f"tenth {i + 1}": speed for i, speed in enumerate(speeds[:10])}
-
-
-def device_facts(folder: Path, repeats: int) -> dict[str, object]:
-    """Return what a reader needs to know of the machine and the session."""
-    info = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in info if "model name" in line), "?")
-    disk = os.statvfs(folder)
+    shutil.rmtree(options.folder / "native")
     return {
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "CPU": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "disk bytes free": disk.f_bavail * disk.f_frsize,
-        "Python": platform.python_version(),
-        "bytes a sample": SAMPLE_NBYTES,
-        "samples a side": repeats,
-        "load average before": os.getloadavg()[0],
-        "fio": shutil.which("fio") or "not installed",
+        name: {way: statistics.median(found) for way, found in ways.items()}
+        for name, ways in rates.items()
     }
 
 
-def table(rows: Sequence[Row], churned: dict[str, dict[str, float]], device: object) -> str:
+def device_facts(options: argparse.Namespace) -> dict[str, object]:
+    """Return what a reader needs to know of the machine and the session."""
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in info if "model name" in line), "?")
+    return {
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "command": " ".join(["python", *(Path(arg).name or arg for arg in sys.argv)]),
+        "CPU": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "Python": platform.python_version(),
+        "bytes a sample": SAMPLE_NBYTES,
+        "samples a side": options.repeats,
+        "load average before": os.getloadavg()[0],
+    }
+
+
+def table(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = ["# File store", "", *__doc__.splitlines()[4:], ""]
-    lines += [f"- {name}: {value}" for name, value in dict(device).items()]  # type: ignore[call-overload]
-    lines += ["", "| frame | direction | beside | side | GB/s | CPU s/GB | over best raw |"]
-    lines.append("|---|---|---|---|---|---|---|")
     lines.extend(
-        f"| {row.nbytes // KIB} KiB | {row.direction} | {'busy thread' if row.busy else ''} "
-        f"| {row.side} | {row.gigabytes_per_second:.2f} | {row.cpu_seconds_per_gigabyte:.3f} "
-        f"| {row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f}) |"
-        for row in rows
+        "- " + "; ".join(f"{name}: {value}" for name, value in device.items())
+        for device in results["devices"]
     )
-    for name, speeds in churned.items():
-        lines += ["", f"Full store, {name}: GB/s of each tenth of ten times its capacity: "]
-        lines.append(", ".join(f"{speed:.2f}" for speed in speeds.values()))
+    lines += ["", "| frame | direction | beside | side | GB/s | CPU s/GB | over raw | over vLLM "]
+    lines[-1] += "| over vLLM, better side |"
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    lines.extend(
+        f"| {row['nbytes'] // KIB} KiB | {row['direction']} "
+        f"| {'busy thread' if row['busy'] else ''} | {row['side']} "
+        f"| {row['gigabytes_per_second']:.2f} | {row['cpu_seconds_per_gigabyte']:.3f} "
+        f"| {quartiles(row['over_raw'])} | {quartiles(row['over_vllm'])} "
+        f"| {quartiles(row['over_vllm_best'])} |"
+        for row in results["results"]
+    )
+    for size, rates in results["lmcache"].items():
+        lines += ["", f"`lmcache bench l2`, {size}, in turns with the store (GB/s):", ""]
+        lines += ["| side | write | read |", "|---|---|---|"]
+        lines.extend(f"| {k} | {v['write']:.2f} | {v['read']:.2f} |" for k, v in rates.items())
+    if results["churn"]:
+        lines += [
+            "",
+            "Full store: GB/s of each tenth of ten times its capacity, and the last tenth",
+        ]
+        lines += ["over the second (each repeat), beside the raw engine over a file of that size:"]
+        lines += [
+            "",
+            "| frame, share filled | side | tenths | last over second |",
+            "|---|---|---|---|",
+        ]
+    for name, found in results["churn"].items():
+        for side in ("store", "raw"):
+            tenths = ", ".join(f"{speed:.2f}" for speed in found[side])
+            last = ", ".join(f"{value:.2f}" for value in found[f"{side} ratio"])
+            middle = statistics.median(found[f"{side} ratio"])
+            lines.append(f"| {name} | {side} | {tenths} | {middle:.2f} ({last}) |")
     return "\n".join(lines) + "\n"
+
+
+def quartiles(found: Sequence[float] | None) -> str:
+    """Return a ratio as a cell of the table."""
+    return "" if found is None else f"{found[1]:.2f} ({found[0]:.2f} to {found[2]:.2f})"
+
+
+def merged(path: Path | None, results: dict[str, Any]) -> dict[str, Any]:
+    """Return new results among those of a file, in place of its own of the same cells."""
+    if path is None or not path.is_file():
+        return results
+    old = json.loads(path.read_text())
+    new = {(row["nbytes"], row["busy"]) for row in results["results"]}
+    kept = [row for row in old["results"] if (row["nbytes"], row["busy"]) not in new]
+    rows = sorted([*kept, *results["results"]], key=lambda row: (row["nbytes"], row["busy"]))
+    return {
+        "devices": [*old["devices"], *results["devices"]],
+        "results": rows,
+        "lmcache": {**old["lmcache"], **results["lmcache"]},
+        "churn": {**old["churn"], **results["churn"]},
+    }
 
 
 def main() -> None:
@@ -418,22 +278,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="an empty one, on the disk")
     parser.add_argument("--out", type=Path, help="JSON file; the table goes beside it as .md")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--keep", action="store_true", help="what else is in the file")
+    parser.add_argument("--repeats", type=int, default=9, help="0: no table of sides")
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes")
     parser.add_argument("--idle-only", action="store_true", help="not beside a busy thread")
+    parser.add_argument("--busy-only", action="store_true", help="only beside a busy thread")
+    parser.add_argument("--patience", type=float, default=0, help="seconds to wait for quiet")
+    parser.add_argument("--fio", default=shutil.which("fio"), help="program")
+    parser.add_argument("--lmcache", help="program, in an environment of its own")
+    parser.add_argument("--lmcache-repeats", type=int, default=3)
     parser.add_argument("--churn", action="store_true", help="also ten times the capacity")
-    args = parser.parse_args()
-    args.folder.mkdir(exist_ok=True)
-    busy = (False,) if args.idle_only else (False, True)
-    device = device_facts(args.folder, args.repeats)
-    rows = [row for size in args.sizes for row in cells(size, args.folder, args.repeats, busy)]
-    churned = {f"{size // KIB} KiB": churn(args.folder, size) for size in args.sizes if args.churn}
-    text = table(rows, churned, device)
+    parser.add_argument("--churn-repeats", type=int, default=3)
+    options = parser.parse_args()
+    options.folder.mkdir(exist_ok=True)
+    results: dict[str, Any] = {"devices": [device_facts(options)]}
+    wanted = options.sizes if options.repeats else ()
+    results["results"] = [asdict(row) for size in wanted for row in cells(size, options)]
+    wanted = options.sizes if options.lmcache else ()
+    results["lmcache"] = {f"{size // KIB} KiB": against_lmcache(size, options) for size in wanted}
+    results["churn"] = {
+        f"{size // KIB} KiB, {share:.0%}": churn(options.folder, size, share, options.churn_repeats)
+        for size in (options.sizes if options.churn else ())
+        for share in (0.8, 1.0)
+    }
+    results = merged(options.out if options.keep else None, results)
+    text = table(results)
     print(text)
-    if args.out is not None:
-        body = {"device": device, "results": [asdict(row) for row in rows], "churn": churned}
-        args.out.write_text(json.dumps(body, indent=1) + "\n")
-        args.out.with_suffix(".md").write_text(text)
+    if options.out is not None:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,15 @@ class EngineProcess:
         self._send([name, what])
         return Measured(**self._next("measured"))
 
+    def settle(self) -> None:
+        """Wait until kvtiers has written all that it was about to write.
+
+        Raises:
+            EngineProcessError: the engine stopped.
+        """
+        self._send(["", "settle"])
+        self._next("settled")
+
     def close(self) -> None:
         """End the engine."""
         if self._process.stdin is not None:

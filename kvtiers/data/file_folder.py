@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
-import logging
 import os
 import socket
 import time
@@ -14,11 +14,8 @@ from typing import Final
 
 from kvtiers.model.errors import StoreError
 
-_logger = logging.getLogger(__name__)
-
 _LOCK: Final = "owner.lock"
-_NETWORK: Final = ("nfs", "cifs", "smb", "9p", "ceph", "lustre", "gluster", "fuse.", "afs", "gpfs")
-_MEMORY: Final = ("tmpfs", "ramfs")
+_LOOK_SECONDS: Final = 0.1  # that a lock may be held by who only looks
 
 
 class OwnedFolder:
@@ -35,7 +32,6 @@ class OwnedFolder:
     def __init__(self, folder: Path) -> None:
         self.path = folder
         _make(folder)
-        self.filesystem = filesystem_of(folder)
         self._fd = _open_lock(folder / _LOCK)
         try:
             _lock(self._fd)
@@ -47,7 +43,6 @@ class OwnedFolder:
                 "of its own, or end that process"
             ) from error
         self._sign()
-        self._warn()
 
     def close(self) -> None:
         """Let go of the folder; idempotent."""
@@ -61,61 +56,56 @@ class OwnedFolder:
         with contextlib.suppress(OSError):  # a full disk: the lock holds without a signature
             os.pwrite(self._fd, json.dumps(holder).encode() + b"\n", 0)
 
-    def _warn(self) -> None:
-        if self.filesystem.startswith(_MEMORY):
-            _logger.warning(
-                "%s is on %s: its frames take memory and do not outlive the machine; "
-                "raise the dram tier instead, or choose a path on a disk",
-                self.path,
-                self.filesystem,
-            )
-        elif self.filesystem.startswith(_NETWORK):
-            _logger.warning(
-                "%s is on a network file system (%s): expect slow calls, and locks that another "
-                "host may not see; choose a path on a local disk",
-                self.path,
-                self.filesystem,
-            )
-
-
-def filesystem_of(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Return the type of the file system a folder lies on, "unknown" if the system is silent."""
-    real = folder.resolve()
-    best, found = -1, "unknown"
-    try:
-        lines = mounts.read_text(errors="replace").splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        _, point, kind, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
-        if real.is_relative_to(point) and len(point) >= best:
-            best, found = len(point), kind
-    return found
-
 
 def _make(folder: Path) -> None:
     """Make a folder and its parents, private to this user."""
     try:
         for part in reversed((folder, *folder.parents)):
             if not part.exists():
-                part.mkdir(mode=0o700, exist_ok=True)  # another rank may be as far
-        owner = folder.stat().st_uid
-        if not folder.is_dir():
-            raise NotADirectoryError(f"{folder} is not a directory")
+                with contextlib.suppress(FileExistsError):  # another rank may be as far
+                    part.mkdir(mode=0o700)
+            if not part.is_dir():
+                raise NotADirectoryError(0, f"{part} {_instead(part)}")
     except OSError as error:
         raise StoreError(
-            f"cannot make the folder {folder}: {error.strerror or error}; name a folder that user "
-            f"{os.geteuid()} may write"
+            f"cannot make the folder {folder}: {error.strerror or error}; {_remedy(error)}"
         ) from error
-    if owner != os.geteuid():
+    for own in (folder.parent, folder):  # the instance and the rank; the path may be anyone's
+        _judge(own)
+    folder.chmod(0o700)
+
+
+def _instead(part: Path) -> str:
+    if part.is_symlink():
+        return f"is a symbolic link to {os.readlink(part)}, which is no folder"
+    return "is a file, not a folder" if part.is_file() else "is not a folder"
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno == errno.EROFS:
+        return "its file system is mounted read-only: mount it read-write, or name another path"
+    return f"name a folder that user {os.geteuid()} may write"
+
+
+def _judge(own: Path) -> None:
+    """Refuse a folder of ours that somebody else made or can move."""
+    user = os.geteuid()
+    if own.is_symlink():
         raise StoreError(
-            f"{folder} belongs to user {owner}, this process is user {os.geteuid()}; "
+            f"{own} is a symbolic link, where kvtiers makes folders of its own; remove it, and "
+            "name the folder that it points to as a path"
+        )
+    owner = own.stat().st_uid
+    if owner != user:
+        raise StoreError(
+            f"{own} belongs to user {owner}, this process is user {user}; "
             "choose another path or instance, or change its owner"
         )
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise StoreError(f"{folder} may not be written by user {os.geteuid()}; chmod 700 it")
-    folder.chmod(0o700)
+    if os.statvfs(own).f_flag & os.ST_RDONLY:
+        read_only = OSError(errno.EROFS, "")
+        raise StoreError(f"{own} cannot be written: {_remedy(read_only)}")
+    if not os.access(own, os.R_OK | os.W_OK | os.X_OK):
+        raise StoreError(f"{own} may not be written by user {user}; chmod 700 it")
 
 
 def _open_lock(path: Path) -> int:
@@ -136,9 +126,6 @@ def _holder(fd: int) -> str:
         return f"process {int(found['pid'])} on host {found['host']}, since {start}"
     except (ValueError, KeyError, TypeError, OSError):
         return "another process that has not signed"
-
-
-_LOOK_SECONDS: Final = 0.1
 
 
 def _lock(fd: int) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtiers.data.disk_check import Mount
 from kvtiers.data.file_folder import OwnedFolder
 from kvtiers.data.file_index import FileIndex, IndexRecord
+from kvtiers.data.file_medium import judge_medium
 from kvtiers.data.file_recovery import recover
+from kvtiers.data.file_room import check_file_room, tell_of_other_slot_sizes
 from kvtiers.data.file_settings import FileStoreSettings, index_nbytes, slots_per_file
-from kvtiers.data.slab_file import SlabFile, check_room
-from kvtiers.model.errors import CapacityError
+from kvtiers.data.slab_file import SlabFile
+from kvtiers.model.errors import CapacityError, StoreError
 from kvtiers.model.frame import ALIGNMENT
 from kvtiers.model.keys import StoreKey
 
@@ -21,12 +25,13 @@ class PathReport:
     """How one path is used.
 
     Attributes:
-        folder: the rank's own. filesystem: its type. direct: whether the page cache is
-            by-passed. refusal: why not, None if it is or was not wanted.
+        folder: the rank's own. filesystem: its type. mount_point: where that begins. direct:
+            whether the page cache is by-passed. refusal: why not, None if it is or was not wanted.
     """
 
     folder: Path
     filesystem: str
+    mount_point: Path
     direct: bool
     refusal: str | None
 
@@ -36,11 +41,12 @@ class StoreFiles:
     """The open files of a store.
 
     Attributes:
-        folders: one per path. index: of all of them, in the first. files: one per folder.
-        slots_per_file: of each. records: what was found, oldest first.
+        folders: one per path. mounts: what each lies on. index: of all of them, in the first.
+        files: one per folder. slots_per_file: of each. records: what was found, oldest first.
     """
 
     folders: tuple[OwnedFolder, ...]
+    mounts: tuple[Mount, ...]
     index: FileIndex
     files: tuple[SlabFile, ...]
     slots_per_file: int
@@ -49,8 +55,8 @@ class StoreFiles:
     def reports(self) -> tuple[PathReport, ...]:
         """Return how each path is used now."""
         return tuple(
-            PathReport(folder.path, folder.filesystem, file.direct, file.refusal)
-            for folder, file in zip(self.folders, self.files, strict=True)
+            PathReport(folder.path, mount.fs_type, mount.mount_point, file.direct, file.refusal)
+            for folder, mount, file in zip(self.folders, self.mounts, self.files, strict=True)
         )
 
     def close(self) -> None:
@@ -75,13 +81,16 @@ def open_files(settings: FileStoreSettings, slot_nbytes: int) -> StoreFiles:
             "in; make the slab with `slot_nbytes_for`"
         )
     num = slots_per_file(settings.capacity_nbytes, slot_nbytes, len(settings.paths))
+    own = settings.folders(slot_nbytes)
+    mounts = tuple(judge_medium(folder, settings.direct) for folder in own)
+    _refuse_aliases(own)
     with contextlib.ExitStack() as opened:
         folders = tuple(
-            opened.enter_context(contextlib.closing(OwnedFolder(folder)))
-            for folder in settings.folders
+            opened.enter_context(contextlib.closing(OwnedFolder(folder))) for folder in own
         )
         for folder in folders:  # before the index: its map grows with the capacity, too
-            check_room(folder.path, num, slot_nbytes)
+            tell_of_other_slot_sizes(folder.path)
+            check_file_room(folder.path, num, slot_nbytes)
         nbytes = index_nbytes(num * len(folders))
         index = FileIndex(folders[0].path, len(folders), slot_nbytes, nbytes)
         opened.callback(index.close)
@@ -95,4 +104,16 @@ def open_files(settings: FileStoreSettings, slot_nbytes: int) -> StoreFiles:
         )
         records = recover(index, files, slot_nbytes)
         opened.pop_all()
-        return StoreFiles(folders, index, files, num, records)
+        return StoreFiles(folders, mounts, index, files, num, records)
+
+
+def _refuse_aliases(folders: Sequence[Path]) -> None:
+    """Refuse two paths that are one place: a link, a mount bound twice."""
+    seen: dict[Path, Path] = {}
+    for folder in folders:
+        first = seen.setdefault(folder.resolve(), folder)
+        if first is not folder:
+            raise StoreError(
+                f"the paths {first.parents[1]} and {folder.parents[1]} are the same folder "
+                f"{folder.resolve().parents[1]}; name each once"
+            )

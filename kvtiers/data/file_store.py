@@ -73,6 +73,7 @@ class FileStore:
         self._inherited = OrderedDict.fromkeys(records)
         last = max((record.sequence for record in records.values()), default=0)
         self._sequence = itertools.count(last + 1)
+        records.clear()  # a million of them take as much memory as their entries, which know it all
         self._generation = self._disk.index.generation
         self._publisher = IndexPublisher(
             self._disk.index, self._disk.files, settings.publish_seconds
@@ -286,18 +287,22 @@ class FileStore:
 
     def _advance(self) -> None:
         """Take what the engine has ended, and start what need not wait any longer."""
+        changes: list[IndexChange] = []
         for flight, run, outcome in self._flights.ended():
             for row in run:
                 if flight.writes:
-                    self._written(row, outcome)
+                    self._written(row, outcome, changes)
                 else:
                     self._read(row, outcome)
+        if changes:  # all at once; no frame is read or dropped in the round that wrote it
+            self._publisher.add(*changes)
         if self._gated and self._publisher.failed:
             self._refuse_gated()
         while self._gated and self._gated[0].change <= self._publisher.num_committed:
             self._flights.start(self._gated.popleft())
 
-    def _written(self, row: Row, outcome: Outcome) -> None:
+    def _written(self, row: Row, outcome: Outcome, changes: list[IndexChange]) -> None:
+        """Enter a frame, if it was written; `changes` gains what is to be published."""
         entry = row.entry
         self._settle(row.batch, row.row, outcome)
         followers, entry.followers = entry.followers, []
@@ -305,7 +310,7 @@ class FileStore:
         if entry.written and not entry.dropped:
             place = entry.place
             record = IndexRecord(place.file_idx, place.slot, entry.nbytes, entry.sequence)
-            self._publisher.add(IndexChange(entry.key, record))
+            changes.append(IndexChange(entry.key, record))
             if entry.retired:
                 self._inherited[entry.key] = None
         elif not entry.dropped:
@@ -367,7 +372,7 @@ class FileStore:
     def _unplace(self, row: Row) -> None:
         # Its slot's old record may still be there: it becomes free with the next commit.
         row.entry.change = self._publisher.add(IndexChange(row.entry.key))
-        self._written(row, Outcome.FULL)
+        self._written(row, Outcome.FULL, [])
 
 
 def _entry_of(key: StoreKey, record: IndexRecord) -> Entry:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
+import lmdb
+
+_logger = logging.getLogger(__name__)
+
 _CHECK_SECONDS: Final = 120.0
 _META_OFFSET: Final = 16  # behind the page header
 _MAGIC: Final = 0xBEEFC0DE
 _META = struct.Struct("<IIQQ48s48sQQ")  # magic, version, address, map, two tables, last page, txn
+_LMDB_HOME: Final = str(Path(lmdb.__file__).parents[1])
 _WALK: Final = """
-import lmdb, sys
+import sys
+sys.path.append(sys.argv[2])
+import lmdb
 env = lmdb.open(sys.argv[1], readonly=True, lock=False, max_dbs=2)
 with env.begin() as txn:
     for key, _ in list(txn.cursor()):
@@ -38,11 +46,15 @@ def index_problem(folder: Path) -> str | None:
     problem = _shortness(data)
     if problem is not None or not sys.executable:
         return problem
-    command = [sys.executable, "-c", _WALK, str(folder)]
+    # Without `site`: nothing of the environment but LMDB is needed, and it starts 4 times faster.
+    command = [sys.executable, "-I", "-S", "-c", _WALK, str(folder), _LMDB_HOME]
     try:
         walk = subprocess.run(  # noqa: S603  our own interpreter and code
             command, capture_output=True, check=False, timeout=_CHECK_SECONDS
         )
+    except OSError as error:  # of our interpreter, not of the file
+        _logger.warning("%s is opened unchecked: cannot run %s: %s", folder, sys.executable, error)
+        return None
     except subprocess.TimeoutExpired:
         return f"walking through it took more than {_CHECK_SECONDS:g} s"
     if walk.returncode == 0:

@@ -66,13 +66,16 @@ class IndexPublisher:
         """Frames that are never published since the disk did not confirm them."""
         return self._num_unsynced
 
-    def add(self, change: IndexChange) -> int:
-        """Queue a change; returns its number, reached by `num_committed` once it is durable."""
+    def add(self, *changes: IndexChange) -> int:
+        """Queue changes; returns the last one's number.
+
+        `num_committed` reaches a number once its change is durable.
+        """
         with self._wake:
             if not self._queue:
                 self._wake.notify_all()
-            self._queue.append(change)
-            self._num_queued += 1
+            self._queue += changes
+            self._num_queued += len(changes)
             return self._num_queued
 
     def want(self, number: int) -> None:

@@ -13,15 +13,11 @@ from typing import Any, Final
 
 import lmdb
 
-from kvtiers.data.lmdb_environment import (
-    BusyError,
-    LMDBEnvironment,
-    UnavailableError,
-    damaged,
-)
+from kvtiers.data.lmdb_environment import LMDBEnvironment, damaged
+from kvtiers.data.lmdb_errors import BusyError, UnavailableError
 from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
-from kvtiers.model.errors import CapacityError, ConfigError, KVTiersError
+from kvtiers.model.errors import CapacityError, KVTiersError, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +79,7 @@ class LMDBAccess:
         """Return the environment, opened if it is not.
 
         Raises:
-            ConfigError, CapacityError: what is configured cannot be; only on the first opening.
+            StoreError, CapacityError: what is configured cannot be; only on the first opening.
             UnavailableError: it is not there now.
         """
         if self._pid != os.getpid():
@@ -108,7 +104,7 @@ class LMDBAccess:
         """Read in one transaction.
 
         Raises:
-            UnavailableError: see `open`. ConfigError, CapacityError: see `open`.
+            UnavailableError: see `open`. StoreError, CapacityError: see `open`.
         """
         env = self.open()
         with self._watched(env), env.reading() as txn:
@@ -150,7 +146,7 @@ class LMDBAccess:
             first = self._device is None and self._create
             settings = self.settings if first else self._hurried
             env = REGISTRY.acquire(settings, create=self._create)
-        except (ConfigError, CapacityError) as error:
+        except (StoreError, CapacityError) as error:
             if self._device is None and self._create:
                 raise  # the first time: somebody has configured this
             raise UnavailableError(str(error)) from error

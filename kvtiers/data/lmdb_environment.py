@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,19 +13,12 @@ from typing import Any, Final
 import lmdb
 
 from kvtiers.data import lmdb_folder
-from kvtiers.data.lmdb_files import (
-    DATA,
-    DISTRUSTED,
-    LOCK,
-    State,
-    UsersLock,
-    distrust,
-    read_state,
-    write_state,
-)
+from kvtiers.data.lmdb_errors import BusyError, UnavailableError
+from kvtiers.data.lmdb_files import DATA, LOCK, State, distrust, read_state, write_state
 from kvtiers.data.lmdb_gate import Gate
+from kvtiers.data.lmdb_locks import UsersLock, passing
 from kvtiers.data.lmdb_records import COUNTERS_KEY, FRAMES, INDEX, META, ORDER, Counters
-from kvtiers.model.errors import CapacityError, ConfigError, KVTiersError
+from kvtiers.model.errors import CapacityError, KVTiersError
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +26,7 @@ _PREPARE_NBYTES: Final = 32 << 20
 _ZEROS: Final = memoryview(bytes(1 << 20))
 _ATTEMPTS: Final = 4
 _DRAIN_SECONDS: Final = 10.0
+_PASS_SECONDS: Final = 2.0  # for others that open or grow, which takes them milliseconds
 # What a damaged file, or one that was changed behind LMDB's back, makes it raise.
 _DAMAGE: Final = (
     lmdb.CorruptedError,
@@ -44,14 +38,6 @@ _DAMAGE: Final = (
 )
 
 
-class UnavailableError(KVTiersError):
-    """The environment cannot be used now; whoever asked treats it as empty."""
-
-
-class BusyError(UnavailableError):
-    """No transaction is to be had now, though nothing is wrong with the file."""
-
-
 class LMDBEnvironment:
     """One open environment. Any thread of the process that opened it may use it.
 
@@ -60,6 +46,8 @@ class LMDBEnvironment:
 
     The capacity and the map are those that its creator recorded, and changed by `grow` only:
     a process that asks for others is told both numbers and gets what there is.
+
+    It is opened inside `passing`, with the state that was read there.
     """
 
     def __init__(self, folder: Path, state: State, lock: UsersLock, max_readers: int) -> None:
@@ -73,7 +61,7 @@ class LMDBEnvironment:
         self._gate = Gate()
         self._env = lmdb.open(
             str(folder),
-            map_size=max(state.map_nbytes, lmdb_folder.inspect(folder).map_nbytes),
+            map_size=state.map_nbytes,  # never less than the file's: see `passing`
             max_dbs=4,
             mode=0o600,
             max_readers=max_readers,
@@ -82,15 +70,19 @@ class LMDBEnvironment:
             writemap=state.write_map,
             readahead=True,  # cold reads are 17 times slower without
         )
-        self._env.reader_check()
-        self.frames, self.index, self.order, self.meta = (
-            self._env.open_db(name, create=False) for name in (FRAMES, INDEX, ORDER, META)
-        )
-        found = (folder / DATA).stat()
-        self.identity = (found.st_dev, found.st_ino)
-        self._lock_nbytes = (folder / LOCK).stat().st_size
-        self._page_nbytes = int(self._env.stat()["psize"])
-        self._needed_nbytes = 0
+        with ExitStack() as opened:
+            opened.callback(self._env.close)
+            self._env.reader_check()
+            self.frames, self.index, self.order, self.meta = (
+                self._env.open_db(name, create=False) for name in (FRAMES, INDEX, ORDER, META)
+            )
+            found = (folder / DATA).stat()
+            self.identity = (found.st_dev, found.st_ino)
+            self._lock_nbytes = (folder / LOCK).stat().st_size
+            self._page_nbytes = int(self._env.stat()["psize"])
+            self._needed_nbytes = 0
+            self._complete_growth()
+            opened.pop_all()
 
     @property
     def map_nbytes(self) -> int:
@@ -177,24 +169,40 @@ class LMDBEnvironment:
 
         Raises:
             CapacityError: it is no more than now, or the disk has no room.
-            UnavailableError: own transactions do not end.
+            UnavailableError: own transactions do not end, or others open the file all the time.
         """
-        map_nbytes = lmdb_folder.map_nbytes_for(capacity_nbytes)
-        if map_nbytes <= self.map_nbytes:
-            raise CapacityError(
-                f"{capacity_nbytes} bytes need no larger map than {self.map_nbytes}"
-            )
-        if self.state.write_map and not lmdb_folder.preallocate(self.folder, map_nbytes):
-            raise CapacityError(f"the disk of {self.folder} has no room for {map_nbytes} bytes")
-        self._resize(map_nbytes)
-        with self.writing() as txn:  # others learn of the map by this commit
-            counters = self.counters(txn)
-            counters.capacity_nbytes = max(counters.capacity_nbytes, capacity_nbytes)
-            txn.put(COUNTERS_KEY, counters.encode(), db=self.meta)
-        self.state = replace(
-            self.state, capacity_nbytes=counters.capacity_nbytes, map_nbytes=map_nbytes
-        )
-        write_state(self.folder, self.state)
+        with passing(self.folder, _DRAIN_SECONDS):
+            state = self._state_now()
+            if capacity_nbytes <= state.capacity_nbytes:
+                raise CapacityError(
+                    f"{self.folder} has a capacity of {state.capacity_nbytes} bytes: "
+                    f"{capacity_nbytes} is no growth"
+                )
+            map_nbytes = max(state.map_nbytes, lmdb_folder.map_nbytes_for(capacity_nbytes))
+            if state.write_map:
+                if not lmdb_folder.preallocate(self.folder, map_nbytes):
+                    raise CapacityError(
+                        f"the disk of {self.folder} has no room for {map_nbytes} bytes"
+                    )
+            else:
+                lmdb_folder.check_room(self.folder, map_nbytes)
+            # File, state, map, counters: whoever is killed between leaves what another can open.
+            state = replace(state, capacity_nbytes=capacity_nbytes, map_nbytes=map_nbytes)
+            write_state(self.folder, state)
+            self._adopt(state)
+            self._record_capacity()
+
+    def adopt_growth(self) -> bool:
+        """Map what another process has grown the file to; returns whether it had.
+
+        Raises:
+            UnavailableError: own transactions do not end, or others open the file all the time.
+        """
+        with passing(self.folder, _PASS_SECONDS):
+            state = self._state_now()
+            grown = state.map_nbytes > self.map_nbytes
+            self._adopt(state)
+        return grown
 
     def close(self, patience_seconds: float = _DRAIN_SECONDS) -> bool:
         """Close the file once no transaction of this process runs in it; idempotent.
@@ -213,6 +221,10 @@ class LMDBEnvironment:
             self.lost = True
         return self.closed
 
+    def drop_inherited_lock(self) -> None:
+        """Give up, right after a fork, what would keep others out until the child ends."""
+        self._lock.drop_inherited()
+
     def drop_inherited(self) -> None:
         """Let go, in a child process, of what it has inherited; the parent notices nothing.
 
@@ -226,17 +238,64 @@ class LMDBEnvironment:
 
     def _close(self) -> None:
         try:
-            last = not self.lost and self._lock.try_alone()
-            if last:
-                self._env.sync(True)
-            self._env.close()
-            if last:
-                state = read_state(self.folder) or self.state
-                write_state(self.folder, replace(state, clean=state.boot_id != DISTRUSTED))
-        except (OSError, lmdb.Error, ConfigError) as error:
+            if self.lost:
+                return
+            with passing(self.folder, _PASS_SECONDS):
+                last = self._in_place() and self._lock.try_alone()
+                if last:
+                    self._env.sync(True)
+                self._env.close()
+                if last:
+                    write_state(self.folder, replace(self._state_now(), clean=True))
+        except (OSError, lmdb.Error, KVTiersError) as error:
             logger.warning("%s is not marked as clean: %s", self.folder, error)
         finally:
+            self._env.close()  # where it is closed already: nothing
             self._lock.release()
+
+    def _in_place(self) -> bool:
+        """Whether the folder still has the files that were opened."""
+        try:
+            found = (self.folder / DATA).stat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self.identity and self._lock.in_place()
+
+    def _state_now(self) -> State:
+        """Return the state as it is on the disk; inside `passing`.
+
+        Raises:
+            UnavailableError: there is none.
+        """
+        state = read_state(self.folder)
+        if state is None:
+            raise UnavailableError(f"{self.folder} has lost its state")
+        return state
+
+    def _adopt(self, state: State) -> None:
+        """Map as much as a state says; inside `passing`, whose state it is."""
+        needed = lmdb_folder.inspect(self.folder, state)
+        map_nbytes = max(state.map_nbytes, needed.map_nbytes)
+        if map_nbytes > self.map_nbytes:
+            self._resize(map_nbytes)
+        self.state = replace(state, map_nbytes=map_nbytes)
+
+    def _complete_growth(self) -> None:
+        """Finish what a killed process has begun to grow; inside `passing`."""
+        try:
+            with self.reading() as txn:
+                behind = self.counters(txn).capacity_nbytes < self.state.capacity_nbytes
+        except BusyError:
+            return  # the next opener will see to it
+        if behind:
+            self._record_capacity()
+
+    def _record_capacity(self) -> None:
+        """Have the counters say what the state says: by this commit others learn of it."""
+        with self.writing() as txn:
+            counters = self.counters(txn)
+            counters.capacity_nbytes = max(counters.capacity_nbytes, self.state.capacity_nbytes)
+            txn.put(COUNTERS_KEY, counters.encode(), db=self.meta)
 
     def _begin(self, *, write: bool) -> lmdb.Transaction[Any]:
         for _ in range(_ATTEMPTS):
@@ -248,7 +307,7 @@ class LMDBEnvironment:
                 return self._env.begin(buffers=True)
             except lmdb.MapResizedError:
                 self._gate.leave()
-                self._resize(0)
+                self.adopt_growth()
             except lmdb.ReadersFullError:
                 self._gate.leave()
                 self.free_stale_readers()
@@ -261,7 +320,7 @@ class LMDBEnvironment:
         raise BusyError(f"{self.folder}: no transaction after {_ATTEMPTS} attempts")
 
     def _resize(self, map_nbytes: int) -> None:
-        """Map anew, 0 for what another process has made it, while no own transaction runs."""
+        """Map anew, while no own transaction runs."""
         with self._gate.emptied(_DRAIN_SECONDS) as empty:
             if not empty:
                 raise BusyError(f"{self.folder}: own transactions do not end")

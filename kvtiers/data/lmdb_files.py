@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import shutil
 import struct
-import time
-from dataclasses import asdict, dataclass, replace
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from kvtiers.data.lmdb_records import FORMAT_VERSION
-from kvtiers.model.errors import ConfigError
+from kvtiers.model.errors import StoreError
 
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
 STATE: Final = "state.json"
-USERS: Final = "users.lock"
 SET_ASIDE: Final = "set-aside.mdb"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-DISTRUSTED: Final = "distrusted"  # instead of a boot_id: the next opener checks
+DISTRUSTED: Final = "distrusted"  # an empty file: the next opener checks
+DRAFT: Final = "new"  # a folder: an environment that is being made
 
 _MAGIC: Final = 0xBEEFC0DE
 _LAYOUT_VERSION: Final = 1
@@ -31,7 +31,6 @@ _TAIL = struct.Struct("<QQ")  # last page, transaction
 _META_AT: Final = 16
 _PAD_AT: Final = _META_AT + _META.size
 _TAIL_AT: Final = _PAD_AT + 2 * 48
-_POLL_SECONDS: Final = 0.01
 
 
 def current_boot_id() -> str:
@@ -66,39 +65,43 @@ class State:
 
 
 def read_state(folder: Path) -> State | None:
-    """Return a folder's state, None where there is none that can be read.
+    """Return a folder's state, None where there is none, or what is there is none.
 
     Raises:
-        ConfigError: another version of the format.
+        StoreError: another version of the format. OSError: it cannot be read now.
     """
     try:
         found = json.loads((folder / STATE).read_text(encoding="ascii"))
         version = found["version"]
         if version != FORMAT_VERSION:
-            raise ConfigError(
+            raise StoreError(
                 f"{folder} holds a store of format {version}, this kvtiers has {FORMAT_VERSION}: "
                 "use another path, or delete that folder"
             )
         state = State(**found)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return state
 
 
 def write_state(folder: Path, state: State) -> None:
-    """Replace a folder's state, and wait until it is on the disk.
+    """Replace a folder's state, and wait until it is on the disk; only inside `passing`.
 
     Raises:
         OSError: it cannot be written.
     """
-    draft = folder / f"{STATE}.{os.getpid()}"
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd, draft = tempfile.mkstemp(prefix=f"{STATE}.", dir=folder)  # mode 0600
     try:
         os.write(fd, json.dumps(asdict(state)).encode())
         os.fsync(fd)
     finally:
         os.close(fd)
     os.replace(draft, folder / STATE)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -107,11 +110,21 @@ def write_state(folder: Path, state: State) -> None:
 
 
 def distrust(folder: Path) -> None:
-    """Have the next opener check the file, whatever it says now."""
-    with contextlib.suppress(OSError, ConfigError):
-        state = read_state(folder)
-        if state is not None:
-            write_state(folder, replace(state, boot_id=DISTRUSTED, clean=False))
+    """Have the next opener check the file, whatever its state says."""
+    with contextlib.suppress(OSError):
+        (folder / DISTRUSTED).touch(mode=0o600)
+
+
+def distrusted(folder: Path) -> bool:
+    """Whether somebody has found the file damaged."""
+    return (folder / DISTRUSTED).exists()
+
+
+def sweep(folder: Path) -> None:
+    """Delete what killed processes have left half-made; only for who is alone."""
+    shutil.rmtree(folder / DRAFT, ignore_errors=True)
+    for draft in folder.glob(f"{STATE}.*"):
+        draft.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +153,12 @@ def inspect_data(path: Path) -> DataFile | None:
         OSError: there is no such file, or it cannot be read.
     """
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
         first = _meta_at(file.read(4096))
         second = None
         if first is not None:
             file.seek(first[2])
             second = _meta_at(file.read(4096))
+        size = os.fstat(file.fileno()).st_size  # last: another process may be making it longer
     metas = [meta for meta in (first, second) if meta is not None]
     if len(metas) < 2:
         return None
@@ -169,63 +182,9 @@ _PAGE_SIZES: Final = frozenset(2**n for n in range(9, 17))
 
 
 def set_aside(folder: Path) -> None:
-    """Put a data file where nobody opens it, in place of one that was put there before."""
+    """Put a data file where nobody opens it, in place of one that was put there before.
+
+    Only for who is alone.
+    """
     os.replace(folder / DATA, folder / SET_ASIDE)
     (folder / LOCK).unlink(missing_ok=True)
-
-
-class UsersLock:
-    """Who has an environment open, as a lock that dies with its process.
-
-    Whoever has it alone may create, check or set the file aside; all others share it.
-
-    Raises:
-        ConfigError: the file system has no locks. OSError: the lock file cannot be opened.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._fd: int | None = os.open(folder / USERS, flags, 0o600)
-        self._folder = folder
-
-    def try_alone(self) -> bool:
-        """Take the lock alone unless another has it; gives up a share that was held."""
-        return self._try(fcntl.LOCK_EX)
-
-    def try_share(self) -> bool:
-        """Take a share unless another is alone."""
-        return self._try(fcntl.LOCK_SH)
-
-    def let_go(self) -> None:
-        """Give up what is held; it can be taken again."""
-        self._try(fcntl.LOCK_UN)
-
-    def share(self, seconds: float) -> bool:
-        """Take a share, waiting for somebody who is alone; returns whether it came in time."""
-        deadline = time.monotonic() + seconds
-        while not self._try(fcntl.LOCK_SH):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
-
-    def release(self) -> None:
-        """Give it up; idempotent. A child process that inherited it keeps nothing."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
-
-    def _try(self, kind: int) -> bool:
-        assert self._fd is not None, "the lock was released"
-        try:
-            fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise ConfigError(
-                f"{self._folder} lies on a file system without locks ({error}): an LMDB store "
-                "needs a local disk"
-            ) from error
-        return True

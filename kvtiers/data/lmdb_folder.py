@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import lmdb
 
-from kvtiers.data import lmdb_check, lmdb_mount
+from kvtiers.data import lmdb_check
+from kvtiers.data.disk_check import (
+    check_place,
+    describe_mount,
+    free_nbytes,
+    readable_size,
+)
+from kvtiers.data.lmdb_errors import DamagedError
 from kvtiers.data.lmdb_files import (
     DATA,
+    DISTRUSTED,
+    DRAFT,
     LOCK,
     SET_ASIDE,
     DataFile,
     State,
     current_boot_id,
+    distrusted,
     inspect_data,
     read_state,
     set_aside,
+    sweep,
+    sync_folder,
     write_state,
 )
+from kvtiers.data.lmdb_locks import UsersLock
 from kvtiers.data.lmdb_records import COUNTERS_KEY, FRAMES, INDEX, META, ORDER, Counters
 from kvtiers.data.lmdb_settings import LMDBStoreSettings, WriteMap
-from kvtiers.model.errors import CapacityError, ConfigError
+from kvtiers.model.errors import CapacityError, StoreError
 from kvtiers.model.frame import round_up
 
 logger = logging.getLogger(__name__)
@@ -34,6 +47,10 @@ logger = logging.getLogger(__name__)
 MAX_LIVE: Final = 0.8  # of the map: above 0.9 a run of free pages is hard to find
 MAX_MAPPED: Final = 0.5  # of the memory: a page that is not in it is read before it is rewritten
 HEADROOM_NBYTES: Final = 8 << 20  # small stores: pages return two transactions after their end
+
+_WHAT: Final = "the LMDB store"
+# A preallocated block stays the file's here; a copy-on-write system may need another to rewrite it.
+_KEEPS_PREALLOCATION: Final = frozenset({"ext4", "xfs", "tmpfs"})
 
 
 def map_nbytes_for(capacity_nbytes: int) -> int:
@@ -45,111 +62,131 @@ def prepare_path(path: Path, *, create: bool) -> Path:
     """Return the real folder of an environment, made if it is missing and may be made.
 
     Raises:
-        ConfigError: it cannot be used; says why, and the remedy.
+        StoreError: it cannot be used; says why, and the remedy.
         FileNotFoundError: it is missing.
     """
     folder = Path(os.path.realpath(path))
-    kind = lmdb_mount.filesystem_of(folder)
-    if kind in lmdb_mount.NETWORK:
-        raise ConfigError(
-            f"{path} lies on a network file system ({kind}): LMDB's locks and mappings work on one "
-            "host only; put the store on a local disk"
-        )
-    if create and not folder.exists():
-        try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            pass  # by another process, just now
-        except OSError as error:
-            raise ConfigError(f"cannot make {path}: {error}; make its parent first") from error
-    _check_folder(path, folder)
-    if kind == "tmpfs":
-        logger.warning("%s lies on tmpfs: it takes memory, and is lost with the machine", path)
-    return folder
-
-
-def _check_folder(path: Path, folder: Path) -> None:
+    if create:
+        check_place(folder, _WHAT)
+        if not folder.exists():
+            try:
+                folder.mkdir(mode=0o700)
+            except FileExistsError:
+                pass  # by another process, just now
+            except OSError as error:
+                raise StoreError(f"cannot make {path}: {error}; make its parent first") from error
     found = folder.stat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{path} is a file: an LMDB store needs a folder of its own")
     if found.st_uid != os.geteuid():
-        raise ConfigError(
+        raise StoreError(
             f"{path} belongs to user {found.st_uid}, this process runs as {os.geteuid()}: "
             "use a folder of its own, or run as that user"
         )
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise ConfigError(f"{path} is not writable: check its permissions, or a read-only mount")
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if create and found.st_mode & 0o077:
         logger.warning("%s may be read by other users; its files may not (mode 0600)", path)
+    return folder
 
 
-def make_ready(folder: Path, settings: LMDBStoreSettings) -> State:
-    """Check what lies in a folder, or create an environment in it; nobody else has it open.
+def state_for_use(
+    folder: Path, lock: UsersLock, settings: LMDBStoreSettings, *, create: bool
+) -> State | None:
+    """Make a file ready to be opened, and return its state; takes a share of its lock.
 
-    Returns the state, which is on the disk.
+    Whoever is alone checks what is there, or makes it. To be called inside `passing`.
+
+    Args:
+        lock: of who is to open the file. create: whether to make what is missing.
+
+    Returns:
+        None where others have the file open who must let it go first, or where nobody but a
+        reader is here to make it ready.
 
     Raises:
-        ConfigError, CapacityError, OSError, lmdb.Error: it cannot be had.
+        StoreError, CapacityError, OSError, DamagedError, lmdb.Error: it cannot be had.
     """
     boot_id = settings.boot_id or current_boot_id()
-    state = read_state(folder)
-    if (folder / DATA).exists():
-        reason = _distrust(folder, state, boot_id, settings)
-        if reason is not None:
-            logger.warning(
-                "the LMDB store at %s is set aside as %s and begun anew: %s",
-                folder, SET_ASIDE, reason,
-            )  # fmt: skip
-            set_aside(folder)
-            state = None
+    if lock.try_alone() and create:
+        state = _make_ready(folder, settings, boot_id)
+    elif lock.try_share():
+        found = read_state(folder)
+        if found is None or distrusted(folder) or not found.trusted(boot_id):
+            return None
+        state = found
     else:
-        (folder / LOCK).unlink(missing_ok=True)
-        state = None
-    if state is None:
-        state = _create(folder, settings, boot_id)
-    state = replace(state, boot_id=boot_id, clean=False)
-    write_state(folder, state)
-    return state
+        return None
+    map_nbytes = max(state.map_nbytes, inspect(folder, state).map_nbytes)
+    in_use = replace(state, boot_id=boot_id, clean=False, map_nbytes=map_nbytes)
+    if in_use != state:
+        write_state(folder, in_use)
+    return in_use if lock.try_share() else None
 
 
-def inspect(folder: Path) -> DataFile:
+def inspect(folder: Path, state: State) -> DataFile:
     """Return what a data file says of itself.
 
     Raises:
-        OSError: it cannot be read, or is none.
+        DamagedError: no user has left it so. OSError: it cannot be read now.
     """
-    found = inspect_data(folder / DATA)
+    path = folder / DATA
+    found = inspect_data(path)
     if found is None:
-        raise OSError(f"{folder / DATA} has no valid meta page")
+        raise DamagedError(f"{path} has no valid meta page")
     if not found.complete:
-        raise OSError(
-            f"{folder / DATA} has {found.file_nbytes} bytes, its pages end at {found.needed_nbytes}"
+        raise DamagedError(
+            f"{path} has {found.file_nbytes} bytes, its pages end at {found.needed_nbytes}"
+        )
+    if state.write_map and found.file_nbytes < state.map_nbytes:
+        raise DamagedError(
+            f"{path} has {found.file_nbytes} of the {state.map_nbytes} bytes that it was given"
         )
     return found
 
 
-def _distrust(
-    folder: Path, state: State | None, boot_id: str, settings: LMDBStoreSettings
-) -> str | None:
+def _make_ready(folder: Path, settings: LMDBStoreSettings, boot_id: str) -> State:
+    """Check what lies in a folder, or create an environment in it; nobody else has it open."""
+    sweep(folder)
+    if not (folder / DATA).exists():
+        return _create(folder, settings, boot_id)
+    state = read_state(folder)
+    reason = "nothing says what wrote it"
+    if state is not None:
+        found = _distrust(folder, state, boot_id, settings)
+        if found is None:
+            (folder / DISTRUSTED).unlink(missing_ok=True)
+            return state
+        reason = found
+    logger.warning(
+        "the LMDB store at %s is set aside as %s and begun anew: %s", folder, SET_ASIDE, reason
+    )
+    set_aside(folder)
+    return _create(folder, settings, boot_id)
+
+
+def _distrust(folder: Path, state: State, boot_id: str, settings: LMDBStoreSettings) -> str | None:
     """Return why a data file must not be opened, None if it may."""
-    if state is None:
-        return "nothing says what wrote it"
     try:
-        inspect(folder)
-    except OSError as error:
+        inspect(folder, state)
+    except DamagedError as error:
         return str(error)
-    if state.write_map and (folder / DATA).stat().st_size < state.map_nbytes:
-        return f"it is shorter than the {state.map_nbytes} bytes that were preallocated"
-    if state.trusted(boot_id):
+    if distrusted(folder):
+        logger.warning("%s was found damaged: checking all of it", folder)
+    elif state.trusted(boot_id):
         return None
-    logger.warning("%s was in use when the machine stopped: checking all of it", folder)
+    else:
+        logger.warning("%s was in use when the machine stopped: checking all of it", folder)
     return lmdb_check.verdict(folder, settings.check_seconds)
 
 
 def _create(folder: Path, settings: LMDBStoreSettings, boot_id: str) -> State:
+    """Make an environment beside its place, and put it there when all of it is on the disk.
+
+    A process that is killed over it leaves no data file, never one of which nothing is known.
+    """
     map_nbytes = map_nbytes_for(settings.capacity_nbytes)
+    check_room(folder, map_nbytes)
+    draft = folder / DRAFT
+    draft.mkdir(mode=0o700)
     env = lmdb.open(
-        str(folder), map_size=map_nbytes, max_dbs=4, mode=0o600, max_readers=settings.max_readers
+        str(draft), map_size=map_nbytes, max_dbs=4, mode=0o600, max_readers=settings.max_readers
     )
     try:
         dbs = {name: env.open_db(name) for name in (FRAMES, INDEX, ORDER, META)}
@@ -159,14 +196,18 @@ def _create(folder: Path, settings: LMDBStoreSettings, boot_id: str) -> State:
         env.close()
     write_map = (
         settings.write_map is WriteMap.AUTO
-        and lmdb_mount.filesystem_of(folder) in lmdb_mount.KEEPS_PREALLOCATION
+        and describe_mount(folder).fs_type in _KEEPS_PREALLOCATION
         and map_nbytes <= _memory_nbytes() * MAX_MAPPED
+        and preallocate(draft, map_nbytes)
     )
-    if write_map:
-        write_map = preallocate(folder, map_nbytes)
-    if not write_map:
-        _check_room(folder, map_nbytes)
-    return State(boot_id, False, settings.capacity_nbytes, map_nbytes, write_map)
+    state = State(boot_id, False, settings.capacity_nbytes, map_nbytes, write_map)
+    write_state(folder, state)
+    for name in (LOCK, DISTRUSTED):  # of a file that was here before
+        (folder / name).unlink(missing_ok=True)
+    os.replace(draft / DATA, folder / DATA)
+    sync_folder(folder)
+    shutil.rmtree(draft)
+    return state
 
 
 def _memory_nbytes() -> int:
@@ -176,7 +217,8 @@ def _memory_nbytes() -> int:
 def preallocate(folder: Path, map_nbytes: int) -> bool:
     """Give a data file all its blocks, or none; returns whether it has them.
 
-    A page that the disk cannot take is a SIGBUS when it was written through the mapping.
+    A page that the disk cannot take is a SIGBUS when it was written through the mapping. Only
+    inside `passing`: another process must not make the file longer meanwhile.
     """
     fd = os.open(folder / DATA, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -192,16 +234,14 @@ def preallocate(folder: Path, map_nbytes: int) -> bool:
     return True
 
 
-def _check_room(folder: Path, map_nbytes: int) -> None:
-    """Refuse a file that its disk cannot hold, and take it away again."""
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize + (folder / DATA).stat().st_size
+def check_room(folder: Path, map_nbytes: int) -> None:
+    """Refuse a file that its disk cannot hold."""
+    free = free_nbytes(folder)
     if map_nbytes > free:
-        for name in (DATA, LOCK):
-            (folder / name).unlink(missing_ok=True)
         fits = max(0, int((free - HEADROOM_NBYTES) * MAX_LIVE))
-        aside = f"; delete {SET_ASIDE}" if (folder / SET_ASIDE).exists() else ""
+        aside = f", or delete {SET_ASIDE} there" if (folder / SET_ASIDE).exists() else ""
         raise CapacityError(
-            f"the LMDB store at {folder} may grow to {map_nbytes} bytes, but its disk has {free} "
-            f"left: a capacity of {fits} bytes would fit{aside}"
+            f"{_WHAT} at {folder} may grow to {readable_size(map_nbytes)}, but its disk has "
+            f"{readable_size(free)} free: write a capacity of at most {readable_size(fits)}, or "
+            f"make room{aside}"
         )

@@ -8,20 +8,21 @@ import random
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import lmdb
 
 from kvtiers.data import lmdb_folder
-from kvtiers.data.lmdb_environment import BusyError, LMDBEnvironment, UnavailableError
-from kvtiers.data.lmdb_files import DATA, State, UsersLock, current_boot_id, read_state, write_state
+from kvtiers.data.lmdb_environment import LMDBEnvironment
+from kvtiers.data.lmdb_errors import BusyError, UnavailableError
+from kvtiers.data.lmdb_files import DATA
+from kvtiers.data.lmdb_locks import UsersLock, passing
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_SECONDS: Final = (0.002, 0.02)  # of who tries to be alone: not all at one time
+_PAUSE_SECONDS: Final = (0.002, 0.02)  # of who waits for others to let go: not all at one time
 
 
 class Registry:
@@ -34,6 +35,7 @@ class Registry:
         self._lock = threading.Lock()
         self._open_ones: dict[tuple[int, int], LMDBEnvironment] = {}
         self._pid = os.getpid()
+        self._watches_forks = False
 
     def acquire(self, settings: LMDBStoreSettings, *, create: bool = True) -> LMDBEnvironment:
         """Return the environment of a path, opened if it is not yet; give back by `release`.
@@ -42,12 +44,15 @@ class Registry:
             settings: path and bounds. create: whether to make what is missing.
 
         Raises:
-            ConfigError, CapacityError: it cannot be used; says why, and the remedy.
+            StoreError, CapacityError: it cannot be used; says why, and the remedy.
             UnavailableError: it is not there (unless created), or is just being let go of.
         """
         if self._pid != os.getpid():
             self._forget()
         with self._lock:
+            if not self._watches_forks:
+                os.register_at_fork(after_in_child=self._drop_locks)
+                self._watches_forks = True
             try:
                 folder = lmdb_folder.prepare_path(settings.path, create=create)
                 env = self._known(folder) or self._open(folder, settings, create=create)
@@ -83,17 +88,21 @@ class Registry:
         return None
 
     def _open(self, folder: Path, settings: LMDBStoreSettings, *, create: bool) -> LMDBEnvironment:
-        if not create and not (folder / DATA).exists():
-            raise UnavailableError(f"{folder} holds no environment")
-        lock = UsersLock(folder)
-        env = None
-        try:
-            state = _state_of(folder, lock, settings, create=create)
-            env = LMDBEnvironment(folder, state, lock, settings.max_readers)
-        finally:
-            if env is None:
-                lock.release()
-        return env
+        deadline = time.monotonic() + settings.open_seconds
+        while True:
+            if not create and not (folder / DATA).exists():
+                raise UnavailableError(f"{folder} holds no environment")
+            with passing(folder, deadline - time.monotonic()):
+                env = _open_ready(folder, settings, create=create)
+            if env is not None:
+                return env
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"{folder}: nobody has made it ready, or checked it")
+            time.sleep(random.uniform(*_PAUSE_SECONDS))
+
+    def _drop_locks(self) -> None:
+        for env in list(self._open_ones.values()):
+            env.drop_inherited_lock()
 
     def _forget(self) -> None:
         inherited = list(self._open_ones.values())
@@ -104,39 +113,20 @@ class Registry:
             env.drop_inherited()
 
 
-def _state_of(folder: Path, lock: UsersLock, settings: LMDBStoreSettings, *, create: bool) -> State:
-    """Return the state of a file that may be opened, holding a share of its lock.
-
-    Whoever is alone makes the file ready; others wait, and take over if that one dies over it.
-    """
-    deadline = time.monotonic() + settings.open_seconds
-    boot_id = settings.boot_id or current_boot_id()
-    while True:
-        alone = lock.try_alone()
-        if alone and create:
-            state = lmdb_folder.make_ready(folder, settings)
-            lock.share(settings.open_seconds)
-            return state
-        if alone or lock.try_share():
-            found = read_state(folder)
-            if found is not None and found.trusted(boot_id):
-                return _taken_over(folder, lock, found, boot_id, settings)
-            lock.let_go()
-        if time.monotonic() > deadline:
-            raise UnavailableError(f"{folder}: nobody has made it ready, or checked it")
-        time.sleep(random.uniform(*_PAUSE_SECONDS))
-
-
-def _taken_over(
-    folder: Path, lock: UsersLock, found: State, boot_id: str, settings: LMDBStoreSettings
-) -> State:
-    """Mark a trusted file as in use."""
-    lmdb_folder.inspect(folder)
-    if found.clean:
-        found = replace(found, boot_id=boot_id, clean=False)
-        write_state(folder, found)
-    lock.share(settings.open_seconds)
-    return found
+def _open_ready(
+    folder: Path, settings: LMDBStoreSettings, *, create: bool
+) -> LMDBEnvironment | None:
+    """Open an environment, None if it must wait for others; inside `passing`."""
+    lock = UsersLock(folder)
+    env = None
+    try:
+        state = lmdb_folder.state_for_use(folder, lock, settings, create=create)
+        if state is not None:
+            env = LMDBEnvironment(folder, state, lock, settings.max_readers)
+    finally:
+        if env is None:
+            lock.release()
+    return env
 
 
 REGISTRY: Final = Registry()

@@ -43,7 +43,7 @@ class LMDBStore:
         slab: where slots are. settings: where the environment is, and its bounds.
 
     Raises:
-        ConfigError, CapacityError: the environment cannot be had; says why, and the remedy.
+        StoreError, CapacityError: the environment cannot be had; says why, and the remedy.
         UnavailableError: another process keeps it, or it cannot be opened now.
     """
 

@@ -11,7 +11,7 @@ from typing import Final
 import lmdb
 
 from kvtiers.data.lmdb_access import LMDBAccess
-from kvtiers.data.lmdb_environment import UnavailableError
+from kvtiers.data.lmdb_errors import UnavailableError
 from kvtiers.data.lmdb_records import footprint
 from kvtiers.data.lmdb_settings import Eviction
 from kvtiers.data.lmdb_shelf import Shelf
@@ -95,6 +95,8 @@ class LMDBWriter:
                 return self._transact(frames)
             except lmdb.MapFullError:
                 full = True
+                if self._adopt_growth():
+                    return self._put_batch(frames)
             except lmdb.Error as error:  # EIO is what a full disk makes of a commit
                 full = False
                 self._say(len(frames), error)
@@ -114,9 +116,19 @@ class LMDBWriter:
                 for frame in frames
             ]
             shelf.save()
+        if shelf.counters.capacity_nbytes != session.env.state.capacity_nbytes:
+            self._adopt_growth()
         self._after()
         self._says_failure = True
         return outcomes
+
+    def _adopt_growth(self) -> bool:
+        """Map what another process has grown the file to; returns whether it had."""
+        try:
+            return self._access.open().adopt_growth()
+        except UnavailableError as error:
+            logger.debug("%s: %s", self._settings.path, error)
+            return False
 
     def _make_room(self, frames: Sequence[FrameRef]) -> None:
         """Free pages for frames that found none: those of dead readers, then of old frames."""

@@ -15,12 +15,12 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from kvtiers.data.file_settings import FILE_HEADER_NBYTES, DirectMode
+from kvtiers.data.file_room import check_file_room
+from kvtiers.data.file_settings import FILE_HEADER_NBYTES, SLAB_FILE_NAME, DirectMode
 from kvtiers.model.errors import CapacityError, StoreError
 
 _logger = logging.getLogger(__name__)
 
-FILE_NAME: Final = "frames.slab"
 MAGIC: Final = b"KVTS"
 VERSION: Final = 1
 _HEADER = struct.Struct("<4sHHQ16s")
@@ -53,7 +53,7 @@ class SlabFile:
         slot_nbytes: int,
         direct: DirectMode,
     ) -> None:
-        self.path = folder / FILE_NAME
+        self.path = folder / SLAB_FILE_NAME
         self.num_slots = num_slots
         self.slot_nbytes = slot_nbytes
         self.direct = False
@@ -145,7 +145,7 @@ class SlabFile:
     def _allocate(self) -> None:
         stat = os.fstat(self.fd)
         size = self.offset(self.num_slots)
-        full = check_room(self.path.parent, self.num_slots, self.slot_nbytes)
+        full = check_file_room(self.path.parent, self.num_slots, self.slot_nbytes)
         if stat.st_size > size:
             os.ftruncate(self.fd, size)
         try:
@@ -169,26 +169,6 @@ class SlabFile:
                 why = f"refused at write: {_named(error)}"
                 self.go_buffered(why) if direct != "on" else self._must(direct, why)
                 os.pwritev(self.fd, [view], 0)
-
-
-def check_room(folder: Path, num_slots: int, slot_nbytes: int) -> str:
-    """Refuse a slab file that its disk has no room for; returns what to say if it has not.
-
-    Raises:
-        CapacityError: more bytes are missing than are free.
-    """
-    path = folder / FILE_NAME
-    allocated = path.stat().st_blocks * 512 if path.is_file() else 0
-    disk = os.statvfs(folder)
-    free = disk.f_bavail * disk.f_frsize
-    missing = FILE_HEADER_NBYTES + num_slots * slot_nbytes - allocated
-    full = (
-        f"{path} needs {missing} more bytes for {num_slots} slots, but its disk has {free} free; "
-        "lower the tier's capacity or free space"
-    )
-    if missing > free:
-        raise CapacityError(full)
-    return full
 
 
 def _header(store_id: bytes, file_idx: int, slot_nbytes: int) -> bytes:
@@ -236,4 +216,4 @@ def slab_mark(path: Path) -> SlabMark | None:
 
 def slab_path(folder: Path) -> Path:
     """Return the slab file of a rank's folder."""
-    return folder / FILE_NAME
+    return folder / SLAB_FILE_NAME

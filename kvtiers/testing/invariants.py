@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from kvtiers.control.controller import Controller
 from kvtiers.control.tier import Entry, Residence, Tier
 from kvtiers.model.messages import TransferKind
+from kvtiers.testing.sim_rank import SimRank
 
 
 def check_tier(tier: Tier, gone: Iterable[Entry] = (), windows: Iterable[int] = ()) -> None:
@@ -58,7 +59,8 @@ def check_controller(controller: Controller) -> None:
             rows = [(job, row.store_entries.get(idx)) for job in jobs for row in job.rows]
             used = [(job, entry) for job, entry in rows if entry is not None]
             check_tier(tier, {id(e): e for _, e in used if e.doomed}.values())
-            pins = sum(job.kind is TransferKind.RELOAD for job, _ in used)
+            reads = (TransferKind.RELOAD, TransferKind.PROMOTE)
+            pins = sum(job.kind in reads for job, _ in used)
             assert tier.num_pins == pins
     if not jobs:
         assert len(controller.fences) == 0
@@ -82,3 +84,14 @@ def check_empty(controller: Controller) -> None:
         if tier is not None:
             assert tier.num_free == tier.capacity_blocks
             assert tier.num_entries == 0
+
+
+def check_stores(controller: Controller, ranks: Iterable[SimRank]) -> None:
+    """Assert that ranks hold in a private store what control thinks they hold, not more."""
+    for settings, tier in zip(controller.settings.stores, controller.stores, strict=True):
+        if tier is not None:
+            keys = {entry.key for entry in tier.entries()}
+            for rank in ranks:
+                store = rank.stores[settings.name]
+                held = {key for _, _, key in store.frames - store.inherited.keys()}
+                assert held <= keys, "a frame that control has forgotten"

@@ -13,12 +13,14 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from lmdb_box import MIB, NBYTES, Box, key_of, settings_of
 
 from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_settings import Eviction, WriteMap
+from kvtiers.model.errors import CapacityError
 from kvtiers.model.outcome import Outcome
 
 CAPACITY = 4 * MIB
@@ -111,14 +113,21 @@ def live(path: Path, seed: int) -> None:
         action = chance.random()
         if action < 0.45:
             assert set(box.put(*numbers)) <= {Outcome.OK, Outcome.FULL}
-        elif action < 0.95:
+        elif action < 0.93:
             assert set(box.get(*numbers)) <= {Outcome.OK, Outcome.MISSING}
-        else:
+        elif action < 0.98:
             box.store.delete([key_of(n) for n in numbers[:4]])
+        else:
+            box.close()
+            box = Box(settings_of(path, CAPACITY))
 
 
 def nursery(path: Path, seconds: int) -> None:
-    """Keep eight processes alive on one store, kill some, and grow the store half-way."""
+    """Keep eight processes alive on one store, kill some, and grow the store half-way.
+
+    Now and then all are killed at once, so that the next one finds itself alone; and those that
+    grow the store are killed as well, until one comes through.
+    """
     chance = random.Random(1)
     alive: dict[int, int] = {}
     seed = kills = 0
@@ -128,23 +137,38 @@ def nursery(path: Path, seconds: int) -> None:
         while len(alive) < 8:
             seed += 1
             alive[_fork(live, path, seed)] = seed
-        time.sleep(chance.uniform(0.0, 0.25))
-        victim = chance.choice(list(alive))
-        os.kill(victim, signal.SIGKILL)
-        kills += 1
-        _reap(victim, alive)
+        time.sleep(chance.uniform(0.0, 0.15))
+        victims = list(alive) if chance.random() < 0.05 else [chance.choice(list(alive))]
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+            _reap(victim, alive)
+            kills += 1
         for pid in list(alive):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 raise SystemExit(f"process {alive[pid]} ended by itself")
         if not grown and end - time.monotonic() < seconds / 2:
-            grown = True
-            pid = _fork(_grow, path, 0)
-            if os.waitpid(pid, 0)[1]:
-                raise SystemExit("cannot grow")
+            patience = chance.uniform(0.0, 0.05)
+            grown = end - time.monotonic() < seconds / 3
+            kills += _grow_or_die(path, 30.0 if grown else patience)
     for pid in list(alive):
         os.kill(pid, signal.SIGKILL)
         _reap(pid, alive)
     print(kills, flush=True)
+
+
+def _grow_or_die(path: Path, seconds: float) -> bool:
+    """Grow a store in a process that is killed if it takes longer; returns whether it was."""
+    pid = _fork(_grow, path, 0)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            if status:
+                raise SystemExit("cannot grow")
+            return False
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
 
 
 def compete(path: Path, seconds: int) -> None:
@@ -179,7 +203,8 @@ def kill_writers(path: Path, times: int) -> None:
 
 def _grow(path: Path, _: int) -> None:
     env = REGISTRY.acquire(settings_of(path, CAPACITY))
-    env.grow(3 * CAPACITY)
+    with suppress(CapacityError):  # one that was killed came as far
+        env.grow(3 * CAPACITY)
     REGISTRY.release(env)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from file_stores import capacity_of, open_box
 
-from kvtiers.data.file_folder import OwnedFolder, filesystem_of
+from kvtiers.data.disk_check import describe_mount
+from kvtiers.data.file_folder import OwnedFolder
 from kvtiers.data.file_settings import FileStoreSettings, max_frames
 from kvtiers.data.file_store import FileStore
 from kvtiers.data.slab import Slab
@@ -50,12 +51,12 @@ def test_folders_are_private(store_slab, tmp_path):
     assert modes == {
         "kv": 0o700,
         "kv/0": 0o700,
-        "kv/0/0": 0o700,
-        "kv/0/0/frames.slab": 0o600,
-        "kv/0/0/owner.lock": 0o600,
-        "kv/0/0/index": 0o700,
-        "kv/0/0/index/data.mdb": 0o600,
-        "kv/0/0/index/lock.mdb": 0o600,
+        "kv/0/0-12288": 0o700,
+        "kv/0/0-12288/frames.slab": 0o600,
+        "kv/0/0-12288/owner.lock": 0o600,
+        "kv/0/0-12288/index": 0o700,
+        "kv/0/0-12288/index/data.mdb": 0o600,
+        "kv/0/0-12288/index/lock.mdb": 0o600,
     }
     box.store.close()
 
@@ -71,7 +72,7 @@ def test_instances_and_ranks_do_not_meet(store_slab, tmp_path):
 
 
 def test_second_owner_is_told_who_the_first_is(store_slab, tmp_path):
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "0/0")]
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "0/0-12288")]
     holder = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"mine\n"
@@ -105,18 +106,18 @@ def test_lock_that_is_not_signed(tmp_path):
 
 def test_path_that_is_a_file(store_slab, tmp_path):
     (tmp_path / "kv").write_text("mine")
-    with pytest.raises(StoreError, match=re.escape(str(tmp_path / "kv")) + ".*name a folder"):
+    with pytest.raises(StoreError, match=re.escape(str(tmp_path / "kv")) + " is a file.*folder"):
         open_box(store_slab, tmp_path / "kv")
     (tmp_path / "kv").unlink()
     (tmp_path / "kv/0").mkdir(parents=True)
-    (tmp_path / "kv/0/0").write_text("mine")
-    with pytest.raises(StoreError, match=r"0/0.*[Nn]ot a directory"):
+    (tmp_path / "kv/0/0-12288").write_text("mine")
+    with pytest.raises(StoreError, match=r"0/0-12288 is a file"):
         open_box(store_slab, tmp_path / "kv")
 
 
 def test_slab_file_that_is_a_folder_or_a_link(store_slab, tmp_path):
     open_box(store_slab, tmp_path).store.close()
-    file = tmp_path / "0/0/frames.slab"
+    file = tmp_path / "0/0-12288/frames.slab"
     file.unlink()
     file.mkdir()
     with pytest.raises(StoreError, match=r"frames.slab.*remove it"):
@@ -160,43 +161,129 @@ def test_folder_that_this_user_may_not_use(tmp_path_factory, case):
     folder = top / "kv"
     folder.mkdir(mode=0o755)
     if case == "of another user":
-        (folder / "0/0").mkdir(parents=True)
+        (folder / "0/0-12288").mkdir(parents=True)
     elif case == "shut":
-        (folder / "0/0").mkdir(parents=True)
-        os.chown(folder / "0/0", 65534, 65534)
-        (folder / "0/0").chmod(0o500)
+        (folder / "0/0-12288").mkdir(parents=True)
+        os.chown(folder / "0", 65534, 65534)
+        os.chown(folder / "0/0-12288", 65534, 65534)
+        (folder / "0/0-12288").chmod(0o500)
     expected = {
         "not writable": "cannot make the folder .*Permission denied.*user 65534 may write",
         "of another user": "belongs to user 0, this process is user 65534",
         "shut": "may not be written by user 65534; chmod 700",
     }
-    told = told_as_nobody(folder / "0/0")
+    told = told_as_nobody(folder / "0/0-12288")
     assert re.search(expected[case], told), told
 
 
 def test_memory_file_system_is_warned_about(store_slab, caplog):
     shm = Path("/dev/shm")
-    if filesystem_of(shm) != "tmpfs":
+    if describe_mount(shm).fs_type != "tmpfs":
         pytest.skip("no tmpfs here")
     folder = shm / f"kvtiers-test-{os.getpid()}"
     try:
         box = open_box(store_slab, folder)
         assert box.put(1) == [OK]
+        (report,) = box.store.paths
+        assert (report.filesystem, report.mount_point) == ("tmpfs", shm)
         box.store.close()
     finally:
         shutil.rmtree(folder)
-    assert [r.message for r in caplog.records if "is on tmpfs" in r.message]
+    (warned,) = [r.message for r in caplog.records if "lies on tmpfs" in r.message]
+    assert "raise the dram tier" in warned
 
 
+@pytest.mark.parametrize("direct", ["auto", "on", "off"])
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "ceph"])
-def test_network_file_system_is_warned_about(tmp_path, caplog, monkeypatch, kind):
+def test_network_file_system_needs_consent(store_slab, tmp_path, caplog, monkeypatch, kind, direct):
+    """Its locks may not hold, its disk may be full: only who gives up direct I/O may use it."""
     mounts = tmp_path / "mounts"
-    mounts.write_text(f"/dev/x / ext4 rw 0 0\nhost:/x {tmp_path} {kind} rw 0 0\n")
-    assert filesystem_of(tmp_path / "a", mounts) == kind
-    assert filesystem_of(tmp_path.parent, mounts) == "ext4"
-    monkeypatch.setattr("kvtiers.data.file_folder.filesystem_of", lambda folder: kind)
-    OwnedFolder(tmp_path / "a").close()
-    assert [r.message for r in caplog.records if f"network file system ({kind})" in r.message]
+    mounts.write_text(
+        f"1 0 8:1 / / rw - ext4 /dev/x rw\n2 1 0:9 / {tmp_path}/net rw - {kind} host:/x rw\n"
+    )
+    monkeypatch.setattr("kvtiers.data.disk_check.MOUNTINFO", mounts)
+    if direct == "off":
+        box = open_box(store_slab, tmp_path / "net/kv", direct=direct)
+        assert box.put(1) == [OK]
+        box.store.close()
+        assert [r for r in caplog.records if f"network file system ({kind} at" in r.message]
+        return
+    pattern = rf"network file system \({kind} at .*/net\).*local disk.*direct: off"
+    with pytest.raises(StoreError, match=pattern):
+        open_box(store_slab, tmp_path / "net/kv", direct=direct)
+    assert not (tmp_path / "net").exists()  # nothing was made there
+    open_box(store_slab, tmp_path / "local", direct=direct).store.close()
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_read_only_file_system(store_slab, tmp_path, exists):
+    folder = tmp_path / "mnt"
+    folder.mkdir()
+    if mounted("-t", "tmpfs", "none", str(folder)) != 0:
+        pytest.skip("needs the right to mount")
+    try:
+        if exists:
+            open_box(store_slab, folder).store.close()
+        assert mounted("-o", "remount,ro", str(folder)) == 0
+        with pytest.raises(StoreError, match=re.escape(str(folder)) + r".*not writable.*mount it"):
+            open_box(store_slab, folder)
+        with pytest.raises(StoreError, match=r"[Rr]ead-only.*mount it read-write"):
+            OwnedFolder(folder / "0/0-12288")
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def mounted(*options: str) -> int:
+    """Try to mount; returns the status."""
+    if shutil.which("mount") is None:
+        return -1
+    return subprocess.run(["mount", *options], check=False, stderr=subprocess.DEVNULL).returncode
+
+
+def test_link_to_a_folder_is_followed(store_slab, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "kv").symlink_to(tmp_path / "disk")
+    box = open_box(store_slab, tmp_path / "kv")
+    assert box.put(1) == [OK]
+    box.store.close()
+    box = open_box(store_slab, tmp_path / "disk")
+    assert box.get(1) == [OK]
+    with pytest.raises(StoreError, match=f"in use by process {os.getpid()} "):
+        open_box(store_slab, tmp_path / "kv")  # the same place by another name
+    box.store.close()
+
+
+def test_link_to_nothing(store_slab, tmp_path):
+    (tmp_path / "kv").symlink_to(tmp_path / "unplugged/disk")
+    with pytest.raises(StoreError, match=r"kv is a symbolic link to .*unplugged/disk, which"):
+        open_box(store_slab, tmp_path / "kv")
+    assert not (tmp_path / "unplugged").exists()
+
+
+@pytest.mark.parametrize("own", ["0", "0/0-12288"])
+def test_link_in_place_of_a_folder_of_ours(store_slab, tmp_path, own):
+    """Somebody else's link must not lead our files anywhere."""
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "kv" / own
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match=rf"kv/{own} is a symbolic link.*remove it.*as a path"):
+        open_box(store_slab, tmp_path / "kv")
+    assert [path.name for path in (tmp_path / "elsewhere").rglob("frames.slab")] == []
+
+
+def test_paths_that_are_one_folder(store_slab, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "kv").symlink_to(tmp_path / "disk")
+    with pytest.raises(StoreError, match=r"kv and .*disk are the same folder .*disk; name each"):
+        open_box(store_slab, tmp_path / "kv", tmp_path / "disk")
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_missing_parents_are_made_private(store_slab, tmp_path):
+    open_box(store_slab, tmp_path / "a/b/kv").store.close()
+    made = [tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/kv"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o700] * 3
 
 
 def test_capacity_below_one_slot(store_slab, tmp_path):
@@ -256,9 +343,9 @@ def test_paths_share_the_frames(store_slab, tmp_path):
     paths = tuple(tmp_path / name for name in "abc")
     box = open_box(store_slab, *paths, num_slots=12)
     assert box.put(*range(9)) == [OK] * 9
-    used = [_written(path / "0/0/frames.slab") for path in paths]
+    used = [_written(path / "0/0-12288/frames.slab") for path in paths]
     assert used == [3, 3, 3]
-    assert [report.folder for report in box.store.paths] == [path / "0/0" for path in paths]
+    assert [report.folder for report in box.store.paths] == [path / "0/0-12288" for path in paths]
     box.store.close()
 
 

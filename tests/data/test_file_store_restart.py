@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-from file_store_victim import NUMBERS, STORE_SLOTS
 from file_stores import capacity_of, disk_usage, fills_up, open_box, settled_free, wait_for
 
 from kvtiers.data.file_index import FileIndex
 from kvtiers.data.file_recovery import inventory_of
-from kvtiers.data.file_settings import index_nbytes
+from kvtiers.data.file_settings import FileStoreSettings, index_nbytes
+from kvtiers.data.file_store import FileStore
 from kvtiers.data.slab import Slab
 from kvtiers.model.errors import StoreError
 from kvtiers.model.keys import StoreKey
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.store_machine import store_key_of
-from kvtiers.testing.store_suite import SLOT_NBYTES
+from kvtiers.testing.store_suite import SLOT_NBYTES, Harness
 
 pytestmark = pytest.mark.filterwarnings("error")
 OK, FULL, MISSING, CORRUPT = Outcome.OK, Outcome.FULL, Outcome.MISSING, Outcome.CORRUPT
@@ -126,7 +122,7 @@ def test_frames_are_published_without_a_close(store_slab, tmp_path):
 
     def published() -> bool:
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(tmp_path / "0/0/index", copy / "index")
+        shutil.copytree(tmp_path / "0/0-12288/index", copy / "index")
         index = FileIndex(copy, 1, SLOT_NBYTES, index_nbytes(8))
         try:
             return store_key_of(1) in index.records()
@@ -149,18 +145,38 @@ def test_larger_and_smaller_capacity(store_slab, tmp_path):
     box.store.close()
 
 
-def test_another_shape_of_slots_is_refused_and_left_alone(store_slab, tmp_path):
+def test_another_slot_size_misses_and_lives_beside(store_slab, tmp_path, caplog):
+    """Another model over the same folder: neither touches the other's, even at the same time."""
+    caplog.set_level("INFO")
     box = open_box(store_slab, tmp_path)
-    box.put(1)
-    box.store.close()
-    other = Slab(4, 2 * SLOT_NBYTES, pin="off")
-    with pytest.raises(
-        StoreError, match=rf"{SLOT_NBYTES} bytes.*{2 * SLOT_NBYTES} bytes.*instance"
-    ):
-        open_box(other, tmp_path)
-    other.close()
-    box = open_box(store_slab, tmp_path)
+    assert box.put(1) == [OK]
+    slab = Slab(4, 2 * SLOT_NBYTES, pin="off")
+    settings = FileStoreSettings((tmp_path,), capacity_of(8, slot_nbytes=2 * SLOT_NBYTES))
+    other = Harness(FileStore(slab, settings), slab)
+    assert f"frames of other slot sizes beside {tmp_path}/0/0-24576" in caplog.text
+    assert other.get(1) == [MISSING]
+    assert other.put(1, 2) == [OK] * 2
+    other.store.clear()
+    assert other.put(3) == [OK]
+    other.store.close()
     assert box.get(1) == [OK]
+    box = reopened(box, store_slab, tmp_path)
+    assert box.get(1, 3) == [OK, MISSING]
+    box.store.close()
+    other = Harness(FileStore(slab, settings), slab)
+    assert other.get(1, 3) == [MISSING, OK]
+    other.store.close()
+    slab.close()
+
+
+def test_another_number_of_paths_is_refused_and_left_alone(store_slab, tmp_path):
+    """The first path's index is of both: what is in the second would be lost without a word."""
+    paths = (tmp_path / "a", tmp_path / "b")
+    three_frames(store_slab, *paths)
+    with pytest.raises(StoreError, match=r"2 paths.*not for .*1 paths.*another path or instance"):
+        open_box(store_slab, paths[0])
+    box = open_box(store_slab, *paths)
+    assert box.get(1, 2, 3) == [OK] * 3
     box.store.close()
 
 
@@ -168,7 +184,8 @@ def test_stray_and_foreign_files_are_left_alone(store_slab, tmp_path):
     box = open_box(store_slab, tmp_path)
     box.put(1)
     box.store.close()
-    strays = [tmp_path / "0/0/frames.slab.tmp", tmp_path / "0/0/notes.txt", tmp_path / "other"]
+    own = tmp_path / "0/0-12288"
+    strays = [own / "frames.slab.tmp", own / "notes.txt", tmp_path / "other"]
     for stray in strays:
         stray.write_text("mine")
     box = open_box(store_slab, tmp_path)
@@ -189,7 +206,7 @@ def three_frames(slab, *paths):
 
 def test_file_that_was_cut_loses_its_last_frames_only(store_slab, tmp_path):
     three_frames(store_slab, tmp_path)
-    os.truncate(tmp_path / "0/0/frames.slab", 4096 + 2 * SLOT_NBYTES + 100)
+    os.truncate(tmp_path / "0/0-12288/frames.slab", 4096 + 2 * SLOT_NBYTES + 100)
     box = open_box(store_slab, tmp_path)
     assert box.get(1, 2, 3) == [OK, OK, MISSING]
     assert settled_free(box) == 6
@@ -200,7 +217,7 @@ def test_file_that_was_cut_loses_its_last_frames_only(store_slab, tmp_path):
 def test_file_that_was_deleted_loses_its_frames_and_the_store_goes_on(store_slab, tmp_path):
     paths = (tmp_path / "a", tmp_path / "b")
     three_frames(store_slab, *paths)
-    (tmp_path / "b/0/0/frames.slab").unlink()
+    (tmp_path / "b/0/0-12288/frames.slab").unlink()
     box = open_box(store_slab, *paths)
     outcomes = box.get(1, 2, 3)
     assert set(outcomes) == {OK, MISSING}
@@ -212,7 +229,7 @@ def test_file_that_was_deleted_loses_its_frames_and_the_store_goes_on(store_slab
 def test_swapped_files_are_noticed(store_slab, tmp_path):
     paths = (tmp_path / "a", tmp_path / "b")
     three_frames(store_slab, *paths)
-    files = [path / "0/0/frames.slab" for path in paths]
+    files = [path / "0/0-12288/frames.slab" for path in paths]
     files[0].rename(tmp_path / "c")
     files[1].rename(files[0])
     (tmp_path / "c").rename(files[1])
@@ -225,8 +242,8 @@ def test_swapped_files_are_noticed(store_slab, tmp_path):
 def test_index_of_another_store_does_not_fit_the_files(store_slab, tmp_path):
     three_frames(store_slab, tmp_path / "a")
     three_frames(store_slab, tmp_path / "b")
-    shutil.rmtree(tmp_path / "a/0/0/index")
-    shutil.copytree(tmp_path / "b/0/0/index", tmp_path / "a/0/0/index")
+    shutil.rmtree(tmp_path / "a/0/0-12288/index")
+    shutil.copytree(tmp_path / "b/0/0-12288/index", tmp_path / "a/0/0-12288/index")
     box = open_box(store_slab, tmp_path / "a")
     assert box.get(1, 2, 3) == [MISSING] * 3
     box.store.close()
@@ -234,7 +251,7 @@ def test_index_of_another_store_does_not_fit_the_files(store_slab, tmp_path):
 
 def test_index_that_was_deleted_makes_an_empty_store(store_slab, tmp_path):
     three_frames(store_slab, tmp_path)
-    shutil.rmtree(tmp_path / "0/0/index")
+    shutil.rmtree(tmp_path / "0/0-12288/index")
     box = open_box(store_slab, tmp_path)
     assert box.get(1, 2, 3) == [MISSING] * 3
     assert fills_up(box, 100) == 8
@@ -244,7 +261,7 @@ def test_index_that_was_deleted_makes_an_empty_store(store_slab, tmp_path):
 @pytest.mark.parametrize("nbytes", [0, 1, 100, 4096, 8191, 8192, 12288, -4096, -1])
 def test_index_that_was_cut_makes_an_empty_store_or_a_whole_one(store_slab, tmp_path, nbytes):
     three_frames(store_slab, tmp_path)
-    data = tmp_path / "0/0/index/data.mdb"
+    data = tmp_path / "0/0-12288/index/data.mdb"
     os.truncate(data, nbytes if nbytes >= 0 else data.stat().st_size + nbytes)
     box = open_box(store_slab, tmp_path)
     assert set(box.get(1, 2, 3)) in ({OK}, {MISSING})
@@ -260,7 +277,7 @@ def test_index_with_flipped_bytes_never_ends_the_process(store_slab, tmp_path):
     for turn in range(12):
         folder = tmp_path / str(turn)
         shutil.copytree(tmp_path / "sound", folder)
-        data = folder / "0/0/index/data.mdb"
+        data = folder / "0/0-12288/index/data.mdb"
         spoiled = bytearray(data.read_bytes())
         page = chance.randrange(0, len(spoiled), 4096)
         for offset in range(page, min(page + 64, len(spoiled))):
@@ -270,45 +287,3 @@ def test_index_with_flipped_bytes_never_ends_the_process(store_slab, tmp_path):
         assert set(box.get(1, 2, 3)) <= {OK, MISSING, CORRUPT}
         assert box.put(9) == [OK]
         box.store.close()
-
-
-# -- killed ---------------------------------------------------------------------------
-
-
-def kill_after(seconds, folder, seed):
-    """Start a process that works on the store, and kill it some time after it has opened it."""
-    command = [sys.executable, str(Path(__file__).with_name("file_store_victim.py"))]
-    victim = subprocess.Popen([*command, str(folder), str(seed)], stdout=subprocess.PIPE)
-    assert victim.stdout.readline() == b"open\n"
-    time.sleep(seconds)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    victim.stdout.close()
-    assert victim.returncode == -signal.SIGKILL
-
-
-def check_after_kill(slab, folder):
-    """Every frame that is found is whole; every slot is free or taken; the bound holds."""
-    paths = (folder / "a", folder / "b")
-    assert disk_usage(folder) <= capacity_of(STORE_SLOTS, 2) + 4096  # the folder above the paths
-    box = open_box(slab, *paths, num_slots=STORE_SLOTS)
-    free = settled_free(box)
-    held = [number for number in range(NUMBERS) if store_key_of(number) in box.held()]
-    assert len(held) == box.store.num_slots - free
-    for number in held:
-        assert box.get(number) == [OK]
-        assert box.slot_is(0, number), f"frame {number} has other bytes"
-    assert fills_up(box, 1000) == free
-    box.store.delete([store_key_of(number) for number in range(1000, 1000 + free)])
-    box.store.close()
-    return len(held)
-
-
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_killed_at_any_moment(store_slab, tmp_path, kills):
-    chance = random.Random(kills)
-    survived = 0
-    for kill in range(kills):
-        kill_after(chance.uniform(0, 0.25), tmp_path, kill)
-        survived += check_after_kill(store_slab, tmp_path)
-    assert survived > kills  # it is not that nothing is ever kept

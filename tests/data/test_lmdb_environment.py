@@ -17,13 +17,13 @@ import lmdb
 import pytest
 from lmdb_box import MIB, NBYTES, Box, key_of, settings_of
 
-from kvtiers.data import lmdb_check, lmdb_mount
+from kvtiers.data import disk_check, lmdb_check
 from kvtiers.data.lmdb_access import LMDBAccess
-from kvtiers.data.lmdb_environment import UnavailableError
+from kvtiers.data.lmdb_errors import UnavailableError
 from kvtiers.data.lmdb_files import DATA, SET_ASIDE, inspect_data, read_state
 from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_settings import Eviction, WriteMap
-from kvtiers.model.errors import CapacityError, ConfigError, ProtocolError
+from kvtiers.model.errors import CapacityError, ProtocolError, StoreError
 from kvtiers.model.keys import StoreKey
 from kvtiers.model.outcome import Outcome
 
@@ -85,7 +85,7 @@ def test_files_are_the_owners_only(path: Path) -> None:
         os.umask(old)
     assert path.stat().st_mode & 0o777 == 0o700
     assert {file.name: file.stat().st_mode & 0o777 for file in path.iterdir()} == dict.fromkeys(
-        (DATA, "lock.mdb", "state.json", "users.lock"), 0o600
+        (DATA, "door.lock", "lock.mdb", "state.json", "users.lock"), 0o600
     )
 
 
@@ -169,12 +169,8 @@ def test_network_file_systems_are_refused(
         f"23 22 0:40 / {tmp_path} rw,relatime shared:1 - nfs4 server:/export rw\n"
         f"24 22 0:41 / {tmp_path}x rw - tmpfs none rw\n"
     )
-    assert lmdb_mount.filesystem_of(path, table) == "nfs4"
-    assert lmdb_mount.filesystem_of(Path("/usr"), table) == "ext4"
-    assert lmdb_mount.filesystem_of(path, tmp_path / "none") == "unknown"
-    original = lmdb_mount.filesystem_of
-    monkeypatch.setattr(lmdb_mount, "filesystem_of", lambda p: original(p, table))
-    with pytest.raises(ConfigError, match=r"nfs4.*local disk"):
+    monkeypatch.setattr(disk_check, "MOUNTINFO", table)
+    with pytest.raises(StoreError, match=r"nfs4.*local disk"):
         Box(settings_of(path))
 
 
@@ -185,19 +181,19 @@ def test_file_system_without_locks_is_refused(path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(ConfigError, match="without locks"):
+    with pytest.raises(StoreError, match="without locks"):
         Box(settings_of(path))
 
 
 def test_path_that_is_a_file_is_refused(path: Path) -> None:
     path.write_text("mine")
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(StoreError, match="is a file"):
         Box(settings_of(path))
     assert path.read_text() == "mine"
 
 
 def test_missing_parent_is_refused(path: Path) -> None:
-    with pytest.raises(ConfigError, match="make its parent first"):
+    with pytest.raises(StoreError, match="make its parent first"):
         Box(settings_of(path / "a" / "b"))
 
 
@@ -205,14 +201,14 @@ def test_missing_parent_is_refused(path: Path) -> None:
 def test_folder_of_another_user_is_refused(path: Path) -> None:
     path.mkdir()
     os.chown(path, 12_345, -1)
-    with pytest.raises(ConfigError, match="12345"):
+    with pytest.raises(StoreError, match="12345"):
         Box(settings_of(path))
 
 
 def test_capacity_above_the_free_disk_is_refused(path: Path) -> None:
     free = os.statvfs(path.parent)
     nbytes = 2 * free.f_bavail * free.f_frsize
-    with pytest.raises(CapacityError, match="would fit"):
+    with pytest.raises(CapacityError, match="capacity of at most"):
         Box(settings_of(path, nbytes))
     fill(path, 1)  # nothing of the attempt is in the way
 
@@ -221,7 +217,7 @@ def test_store_of_another_format_is_not_destroyed(path: Path) -> None:
     fill(path, 1)
     state = (path / "state.json").read_text()
     (path / "state.json").write_text(state.replace('"version": 1', '"version": 2'))
-    with pytest.raises(ConfigError, match="format 2"):
+    with pytest.raises(StoreError, match="format 2"):
         Box(settings_of(path))
     (path / "state.json").write_text(state)
     box = Box(settings_of(path))

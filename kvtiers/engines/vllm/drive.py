@@ -5,7 +5,8 @@ input. Writes one line per event to standard output, each after `EVENT`; vLLM's 
 on the same stream.
 
 A step is (name, what): "fresh" forgets vLLM's prefix cache and kvtiers' tiers, "drop" vLLM's
-prefix cache only, "keep" nothing; then the prompt is run.
+prefix cache only, "keep" nothing; then the prompt is run. "settle" runs nothing: it waits until
+kvtiers has written all that it was about to write.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final
 from kvtiers.observe.metrics import TOKENS_RELOADED
 
 EVENT: Final = "KVTIERS-EVENT "
+_SETTLE_SECONDS: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,10 @@ class Driver:
         self._generate("warm-up", self._script.warm_up)
         emit("warm")
         for name, what in map(json.loads, steps):
+            if what == "settle":
+                self._settle()
+                emit("settled")
+                continue
             if what != "keep":
                 self._drop(reset_connector=what == "fresh")
             emit("measured", **asdict(self._generate(name, self._script.prompt)))
@@ -118,6 +124,15 @@ class Driver:
             for (name, labels), num in counters.items()
             if name == TOKENS_RELOADED
         }
+
+    def _settle(self) -> None:
+        """Step until the ranks have answered everything."""
+        connector = self._engine.engine_core.engine_core.scheduler.connector
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while connector is not None and connector.has_pending_push_work():
+            self._engine.step()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"kvtiers is still writing after {_SETTLE_SECONDS} s")
 
     def _drop(self, *, reset_connector: bool) -> None:
         deadline = time.monotonic() + 30
