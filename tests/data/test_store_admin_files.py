@@ -13,11 +13,13 @@ from pathlib import Path
 
 import lmdb
 import pytest
+from file_stores import open_box
 from lmdb_box import NBYTES, image, key_of
 from store_boxes import FileBox, OwningProcess, stopped_store
 
 from kvtiers.data.file_orders import ORDER, Order, Verb, leave_order
 from kvtiers.data.file_settings import FILE_HEADER_NBYTES
+from kvtiers.data.slab import Slab
 from kvtiers.data.store_admin import find_stores, shares
 from kvtiers.model.errors import StoreError
 from kvtiers.model.outcome import Outcome
@@ -249,6 +251,17 @@ def test_all_instances_and_ranks_below_a_path_are_found(tmp_path):
     assert [store.name for store in find_stores([Path(names[2])])] == names[2:]
     assert [store.name for store in find_stores([tmp_path, tmp_path / "a"])] == names
     assert [p.name for p in (tmp_path / "foreign").rglob("*")] == ["folder"]
+
+
+def test_stores_of_several_slot_sizes_lie_beside_each_other(tmp_path):
+    stopped_store(tmp_path)
+    slab = Slab(4, 2 * SLOT_NBYTES, pin="off")
+    open_box(slab, tmp_path).store.close()
+    slab.close()
+    small, large = sorted((store.stat() for store in find_stores([tmp_path])),
+                          key=lambda found: found.slot_nbytes)  # fmt: skip
+    assert (small.slot_nbytes, small.num_frames) == (SLOT_NBYTES, 10)
+    assert (large.slot_nbytes, large.num_frames) == (2 * SLOT_NBYTES, 0)
 
 
 def test_a_striped_store_wants_all_its_paths(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from lmdb_box import MIB, NBYTES, Box, image, key_of, settings_of
 
 from kvtiers.data.lmdb_check import check
+from kvtiers.data.lmdb_files import distrust
 from kvtiers.data.lmdb_records import footprint
 from kvtiers.data.store_admin import find_stores
 from kvtiers.model.errors import KVTiersError, StoreError
@@ -212,6 +213,14 @@ def test_what_a_crash_of_the_machine_tore_is_set_aside(store):
     assert "was set aside" in verdict.problem
     assert (store / "set-aside.mdb").stat().st_ino == before
     assert admin(store).stat().num_frames == 0
+
+
+def test_what_an_engine_has_found_damaged_is_read_as_a_whole(store):
+    distrust(store)
+    assert "was found damaged since" in admin(store).stat().problem
+    assert "fits together" in admin(store).verify(quiet, quarantine=False).problem
+    assert admin(store).verify(quiet, quarantine=True).num_good == 20
+    assert admin(store).stat().problem is None
 
 
 def test_a_cut_file_kills_nobody(store):
