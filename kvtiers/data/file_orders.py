@@ -243,5 +243,5 @@ def withdraw_order(folder: Path) -> bool:
 
 def forget_orders(folder: Path) -> None:
     """Remove what lies there; only for who owns the folder."""
-    for name in (ORDER, TAKEN):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / ORDER, folder / TAKEN, *folder.glob(f"{ORDER}.*.tmp")):
+        path.unlink(missing_ok=True)

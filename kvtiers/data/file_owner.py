@@ -74,9 +74,8 @@ def _holders(fd: int) -> tuple[int, ...]:
     except OSError:
         return ()
     fields = [line.split() for line in lines]
-    return tuple(
-        sorted({int(f[4]) for f in fields if len(f) > 5 and f[1] == "FLOCK" and f[5] == place})
-    )
+    pids = {int(f[4]) for f in fields if len(f) > 5 and f[1] == "FLOCK" and f[5] == place}
+    return tuple(sorted(pid for pid in pids if pid > 0))  # others are of another container
 
 
 def _is_free(fd: int, kind: int) -> bool:
