@@ -14,7 +14,7 @@ from kvtiers.bench.random_model import TINY, TINY_HYBRID, RandomModel
 from kvtiers.observe.metrics import BLOCKS_FAILED
 
 from .answers import differences, random_prompt
-from .harness import Engine, EngineOptions, Engines, Refuses
+from .harness import Engine, EngineOptions, Engines
 from .tiers import SLOT_NBYTES, Tiers, dram, lmdb, nvme, tiered
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -188,16 +188,14 @@ def test_other_engines_over_the_same_folders_miss_and_destroy_nothing(
     assert read_again(engines.start(options), first) == {"lmdb": WHOLE}
 
 
-def test_other_slots_over_the_same_files_are_refused_and_destroy_nothing(
-    engines: Engines, refuses: Refuses, tmp_path: Path
+def test_other_slots_over_the_same_paths_lie_beside_and_destroy_nothing(
+    engines: Engines, tmp_path: Path
 ) -> None:
     options = tiered(ROOMY, both(tmp_path))
     engine = engines.start(options)
     [first] = engine.generate([PROMPT], 24)
     larger = tiered(replace(ROOMY, block_size=64), both(tmp_path, "16MiB"))
-    refuses(larger, r"tiers\[1\]: .*slots of 135168 bytes, not .*another path or instance")
-    beside = dram("16MiB", nvme(tmp_path / "nvme", instance="other"), lmdb(tmp_path / "lmdb"))
-    engine = engines.start(tiered(replace(ROOMY, block_size=64), beside))
+    engine = engines.start(larger)
     tiers = Tiers(engine)
     [answer] = engine.generate([PROMPT], 24)
     assert tiers.by_tier() == {}
