@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import struct
 import time
 from dataclasses import asdict, dataclass, replace
@@ -170,7 +171,12 @@ _PAGE_SIZES: Final = frozenset(2**n for n in range(9, 17))
 
 def set_aside(folder: Path) -> None:
     """Put a data file where nobody opens it, in place of one that was put there before."""
-    os.replace(folder / DATA, folder / SET_ASIDE)
+    data, aside = folder / DATA, folder / SET_ASIDE
+    if aside.is_dir():
+        shutil.rmtree(aside)
+    elif data.is_dir():  # which takes no file's place
+        aside.unlink(missing_ok=True)
+    os.replace(data, aside)
     (folder / LOCK).unlink(missing_ok=True)
 
 
