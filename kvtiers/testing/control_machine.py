@@ -45,6 +45,7 @@ budgeted = ControlSettings(
     BLOCK_SIZE,
     100,
     stores=(StoreSettings("disk", 9, admit="cost", write_budget_nbytes=48_000, frame_nbytes=100),),
+    prefetch_share=0.5,
 )
 shared_store = ControlSettings(
     5, BLOCK_SIZE, 100, stores=(StoreSettings(SHARED, None),), prefetch_share=0.5
