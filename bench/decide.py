@@ -281,9 +281,9 @@ def page(result: dict[str, Any]) -> str:
         f"{result['device']}, {result['date']}, load average {result['load']} at the end; vLLM on "
         f"the CPU, 1 thread, {MODEL.num_layers} layers, hidden {MODEL.hidden_size}, "
         f"{MODEL.kv_nbytes_per_token} bytes of KV a token, steps of {STEP_TOKENS} tokens. "
-        "Bandwidth as a multiple of the one at which loading a prompt of 2,048 tokens takes as long "
-        f"as computing it ({result['unit'] / 1e6:.0f} MB/s). `python bench/decide.py predict`, "
-        "`python bench/decide.py regret --concurrency N`",
+        "Bandwidth as a multiple of the one at which loading a prompt of 2,048 tokens takes as "
+        f"long as computing it ({result['unit'] / 1e6:.0f} MB/s). "
+        "`python bench/decide.py predict`, `python bench/decide.py regret --concurrency N`",
         "",
     ]
     if "predict" in result:
