@@ -7,8 +7,10 @@ slab, past the page cache. The raw sides know no keys, keep no index and sync no
 frame in a preallocated file, on Python threads, on C++ threads, through an io_uring, or by fio.
 vLLM's own file tier writes a file a block, under names that are new each time, and syncs nothing.
 All sides take turns. Figures are medians. A ratio is that of the paired samples of one turn (its
-median, and quartiles): to the raw side that has the best median in the cell, and to vLLM's better
-side. `--churn` fills a store and writes ten times its capacity through it.
+median, and quartiles): to the raw side that has the best median in the cell; to vLLM's tier given
+one job a batch, as vLLM itself has it (a job is one thread's); and to the better one of that and of
+the same tier given one job a block, as vLLM never does. `--churn` fills a store and writes ten
+times its capacity through it.
 """
 
 from __future__ import annotations
@@ -45,10 +47,11 @@ from kvtiers.data.slab import Slab
 
 KIB, MIB = 2**10, 2**20
 SIZES = (128 * KIB, 512 * KIB, 2 * MIB)
-SAMPLE_NBYTES = 256 * MIB
+SAMPLE_NBYTES = 512 * MIB
 BUSY_SHARE = 4  # of a sample beside a busy thread is one part of so many: it takes long
 ENGINES = ("native", "uring", "aiofiles")
 VLLM_JOBS = (BATCH, 1)
+AS_VLLM = "a job a batch"  # its manager makes one job of what a request stores or loads in a step
 
 Samples = dict[tuple[str, str], list[tuple[float, float]]]
 
@@ -65,6 +68,7 @@ class Row:
     cpu_seconds_per_gigabyte: float | None
     over_raw: tuple[float, float, float]
     over_vllm: tuple[float, float, float] | None
+    over_vllm_best: tuple[float, float, float] | None
 
 
 def cells(nbytes: int, options: argparse.Namespace) -> list[Row]:
@@ -81,10 +85,11 @@ def cells(nbytes: int, options: argparse.Namespace) -> list[Row]:
     if has_vllm_tier():
         sides += [VllmSide(job, slab, folder, num_frames) for job in VLLM_JOBS]
     for side in sides:  # so that every block of every file has been written once
-        for _ in range(3 if isinstance(side, StoreSide) else 1):
+        for _ in range(2):
             side.sample(num_batches, writes=True)
+            side.sample(num_batches, writes=False)
     rows = []
-    for busy in (False,) if options.idle_only else (False, True):
+    for busy in [False] * (not options.busy_only) + [True] * (not options.idle_only):
         here = list(sides)
         if options.fio is not None and not busy:  # a process of its own: nothing is beside it
             here.append(FioSide(options.fio, folder / "raw", nbytes))
@@ -128,7 +133,7 @@ def rows_of(nbytes: int, busy: bool, samples: Samples, gigabytes: float) -> list
             if way == direction
         }
         raw = best_of("raw", times)
-        vllm = best_of("vLLM", times)
+        vllm, vllm_best = times.get(f"vLLM, {AS_VLLM}"), best_of("vLLM", times)
         assert raw is not None
         for name, seconds in times.items():
             cpu = statistics.median(cpu for _, cpu in samples[direction, name])
@@ -142,6 +147,7 @@ def rows_of(nbytes: int, busy: bool, samples: Samples, gigabytes: float) -> list
                     cpu / gigabytes,
                     ratio(raw, seconds),
                     None if vllm is None else ratio(vllm, seconds),
+                    None if vllm_best is None else ratio(vllm_best, seconds),
                 )
             )
     return rows
@@ -166,8 +172,8 @@ def against_lmcache(nbytes: int, options: argparse.Namespace) -> dict[str, dict[
     num_batches = SAMPLE_NBYTES // nbytes // BATCH
     slab = Slab(BATCH * UNDER_WAY, nbytes, pin="off")
     side = StoreSide("native", slab, options.folder, num_batches * BATCH)
-    for _ in range(3):
-        side.sample(num_batches, writes=True)
+    for writes in (True, False, True, False):
+        side.sample(num_batches, writes=writes)
     rates: dict[str, dict[str, list[float]]] = {}
     for _ in range(options.lmcache_repeats):
         found = lmcache_rates(options.lmcache, options.folder, nbytes, num_batches)
@@ -211,13 +217,15 @@ def table(results: dict[str, Any]) -> str:
         "- " + "; ".join(f"{name}: {value}" for name, value in device.items())
         for device in results["devices"]
     )
-    lines += ["", "| frame | direction | beside | side | GB/s | CPU s/GB | over raw | over vLLM |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines += ["", "| frame | direction | beside | side | GB/s | CPU s/GB | over raw | over vLLM "]
+    lines[-1] += "| over vLLM, better side |"
+    lines.append("|---|---|---|---|---|---|---|---|---|")
     lines.extend(
         f"| {row['nbytes'] // KIB} KiB | {row['direction']} "
         f"| {'busy thread' if row['busy'] else ''} | {row['side']} "
         f"| {row['gigabytes_per_second']:.2f} | {row['cpu_seconds_per_gigabyte']:.3f} "
-        f"| {quartiles(row['over_raw'])} | {quartiles(row['over_vllm'])} |"
+        f"| {quartiles(row['over_raw'])} | {quartiles(row['over_vllm'])} "
+        f"| {quartiles(row['over_vllm_best'])} |"
         for row in results["results"]
     )
     for size, rates in results["lmcache"].items():
@@ -274,6 +282,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9, help="0: no table of sides")
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes")
     parser.add_argument("--idle-only", action="store_true", help="not beside a busy thread")
+    parser.add_argument("--busy-only", action="store_true", help="only beside a busy thread")
     parser.add_argument("--patience", type=float, default=0, help="seconds to wait for quiet")
     parser.add_argument("--fio", default=shutil.which("fio"), help="program")
     parser.add_argument("--lmcache", help="program, in an environment of its own")

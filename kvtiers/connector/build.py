@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtiers.connector.shape import EngineShape
-from kvtiers.control.settings import ControlSettings, GroupSettings, StoreSettings
+from kvtiers.control.settings import PREFETCH_SHARE, ControlSettings, GroupSettings, StoreSettings
 from kvtiers.cost.links import Links, StoreKind
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import PlanPolicy
@@ -63,6 +63,7 @@ def control_settings(
         low_watermark=config.dram.low_watermark,
         reload_deadline=config.reload.deadline,
         lookup_deadline=config.reload.lookup_deadline,
+        prefetch_share=PREFETCH_SHARE if config.reload.prefetch == "auto" else 0.0,
     )
 
 

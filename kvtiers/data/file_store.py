@@ -72,6 +72,7 @@ class FileStore:
         self._inherited = OrderedDict.fromkeys(records)
         last = max((record.sequence for record in records.values()), default=0)
         self._sequence = itertools.count(last + 1)
+        records.clear()  # a million of them take as much memory as their entries, which know it all
         self._generation = self._disk.index.generation
         self._publisher = IndexPublisher(
             self._disk.index, self._disk.files, settings.publish_seconds

@@ -77,6 +77,11 @@ class ReloadConfig(Section):
         description="How long a request waits for a store's answer; then it is a miss.",
         examples=["50ms"],
     )
+    prefetch: Literal["auto", "off"] = Field(
+        default="auto",
+        description="`auto`: while a request waits in the engine's queue, bring what it would "
+        "reload from stores to the slab, in at most a quarter of its slots.",
+    )
 
 
 class CopyConfig(Section):
