@@ -248,9 +248,10 @@ def test_folder_of_another_user_is_refused(path: Path) -> None:
         Box(settings_of(path))
 
 
-def test_capacity_above_the_free_disk_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("nbytes", [2**40, 2**50], ids=["1 TiB", "above the address space"])
+def test_capacity_above_the_free_disk_is_refused(path: Path, nbytes: int) -> None:
     free = os.statvfs(path.parent)
-    nbytes = 2 * free.f_bavail * free.f_frsize
+    nbytes += 2 * free.f_bavail * free.f_frsize
     with pytest.raises(CapacityError, match="capacity of at most"):
         Box(settings_of(path, nbytes))
     fill(path, 1)  # nothing of the attempt is in the way
