@@ -87,7 +87,6 @@ class VllmSide(Side):
             for key in self._keys(self._life - 1, batch):
                 with contextlib.suppress(FileNotFoundError):  # a sample may be shorter
                     os.unlink(self._tier.file_mapper.get_file_name(key))
-        os.sync()  # nor is the disk to be busy with that while others are measured
 
     def close(self) -> None:
         self._tier.shutdown()

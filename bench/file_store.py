@@ -23,6 +23,7 @@ import platform
 import shutil
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ from kvtiers.data.slab import Slab
 
 KIB, MIB = 2**10, 2**20
 SIZES = (128 * KIB, 512 * KIB, 2 * MIB)
-SAMPLE_NBYTES = 512 * MIB
+SAMPLE_NBYTES, SAMPLE_FRAMES = 256 * MIB, 256  # the more of both
 BUSY_SHARE = 4  # of a sample beside a busy thread is one part of so many: it takes long
 ENGINES = ("native", "uring", "aiofiles")
 VLLM_JOBS = (BATCH, 1)
@@ -73,12 +74,12 @@ class Row:
 
 def cells(nbytes: int, options: argparse.Namespace) -> list[Row]:
     """Measure both directions at one frame size, by themselves and beside a busy thread."""
-    folder, num_batches = options.folder, SAMPLE_NBYTES // nbytes // BATCH
+    folder, num_batches = options.folder, num_batches_of(nbytes)
     num_frames = num_batches * BATCH
     slab = Slab(BATCH * UNDER_WAY, nbytes, pin="off")
     for slot in range(slab.num_slots):
         slab.view(slot)[:] = os.urandom(nbytes)
-    fd = raw_file(folder, FILE_HEADER_NBYTES + SAMPLE_NBYTES)
+    fd = raw_file(folder, FILE_HEADER_NBYTES + num_frames * nbytes)
     sides: list[Side] = [RawPython(slab, fd), RawEngine("native", slab, fd)]
     sides.append(RawEngine("uring", slab, fd))
     sides += [StoreSide(io, slab, folder, num_frames) for io in ENGINES]
@@ -94,7 +95,7 @@ def cells(nbytes: int, options: argparse.Namespace) -> list[Row]:
         if options.fio is not None and not busy:  # a process of its own: nothing is beside it
             here.append(FioSide(options.fio, folder / "raw", nbytes))
         num = num_batches // BUSY_SHARE if busy else num_batches
-        samples = measure(here, num, options.repeats, busy, Quiet(options.patience))
+        samples = measure(here, num, busy, options)
         rows += rows_of(nbytes, busy, samples, num * BATCH * nbytes / 1e9)
     for side in sides:
         side.close()
@@ -106,12 +107,21 @@ def cells(nbytes: int, options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def num_batches_of(nbytes: int) -> int:
+    """Return how many batches a sample of frames of a size has."""
+    return max(SAMPLE_FRAMES, SAMPLE_NBYTES // nbytes) // BATCH
+
+
 def measure(
-    sides: Sequence[Side], num_batches: int, repeats: int, busy: bool, quiet: Quiet
+    sides: Sequence[Side], num_batches: int, busy: bool, options: argparse.Namespace
 ) -> Samples:
-    """Let all sides take turns."""
+    """Let all sides take turns, three at least."""
     samples: Samples = {}
-    for turn in range(repeats):
+    quiet = Quiet(options.patience)
+    deadline = time.monotonic() + options.seconds
+    for turn in range(options.repeats):
+        if turn >= 3 and time.monotonic() > deadline:
+            break
         order = [*sides[turn % len(sides) :], *sides[: turn % len(sides)]]
         for writes in (True, False):
             quiet.wait()
@@ -169,7 +179,7 @@ def ratio(base: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
 
 def against_lmcache(nbytes: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return GB/s of LMCache's file adapter and of the store in turns: medians."""
-    num_batches = SAMPLE_NBYTES // nbytes // BATCH
+    num_batches = num_batches_of(nbytes)
     slab = Slab(BATCH * UNDER_WAY, nbytes, pin="off")
     side = StoreSide("native", slab, options.folder, num_batches * BATCH)
     for writes in (True, False, True, False):
@@ -178,7 +188,11 @@ def against_lmcache(nbytes: int, options: argparse.Namespace) -> dict[str, dict[
     for _ in range(options.lmcache_repeats):
         found = lmcache_rates(options.lmcache, options.folder, nbytes, num_batches)
         ours = {
-            way: SAMPLE_NBYTES / 1e9 / side.sample(num_batches, writes=way == "write")[0]
+            way: num_batches
+            * BATCH
+            * nbytes
+            / 1e9
+            / side.sample(num_batches, writes=way == "write")[0]
             for way in ("write", "read")
         }
         for name, ways in {**found, side.name: ours}.items():
@@ -204,8 +218,8 @@ def device_facts(options: argparse.Namespace) -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "Python": platform.python_version(),
-        "bytes a sample": SAMPLE_NBYTES,
-        "samples a side": options.repeats,
+        "a sample": f"{SAMPLE_NBYTES} bytes, {SAMPLE_FRAMES} frames at least",
+        "samples a side at most": options.repeats,
         "load average before": os.getloadavg()[0],
     }
 
@@ -283,6 +297,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes")
     parser.add_argument("--idle-only", action="store_true", help="not beside a busy thread")
     parser.add_argument("--busy-only", action="store_true", help="only beside a busy thread")
+    parser.add_argument("--seconds", type=float, default=600, help="of a table, about")
     parser.add_argument("--patience", type=float, default=0, help="seconds to wait for quiet")
     parser.add_argument("--fio", default=shutil.which("fio"), help="program")
     parser.add_argument("--lmcache", help="program, in an environment of its own")

@@ -21,11 +21,15 @@ logger = logging.getLogger(__name__)
 
 _BATCH_FRAMES: Final = 64  # of one transaction, and
 _BATCH_NBYTES: Final = 64 << 20  # about 5 ms: pages that are freed meanwhile wait for its end
-_STREAM_NBYTES: Final = 4 << 20
+_STREAM_NBYTES: Final = 4 << 20  # gets follow each other: none finds its slots in the cache
 
 
 class LMDBReader:
-    """Reads on one thread. What is not there, or not to be had, is MISSING."""
+    """Reads on any thread. What is not there, or not to be had, is MISSING.
+
+    Nothing is waited for in a transaction: it looks up, copies without the interpreter's lock,
+    and ends.
+    """
 
     def __init__(self, access: LMDBAccess, slab: Slab) -> None:
         self._access = access

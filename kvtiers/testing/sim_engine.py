@@ -358,7 +358,7 @@ class SimEngine:
         """A store that works again is read again, though no request asks for it."""
         self.media.mend()
         self.now += MAX_BACKOFF_SECONDS
-        for _ in range(3):
+        for _ in range(20):  # frames that another process dropped meanwhile show nothing
             self.step()
             self.answer_all()
         gates = self.controller.gates
