@@ -15,8 +15,8 @@ def page(result: dict[str, Any]) -> str:
         f"{result['device']}, {result['date']}, load average {result['load']} at the end; vLLM on "
         f"the CPU, 1 thread, {model['num_layers']} layers, hidden {model['hidden_size']}, "
         f"{result['kv_nbytes_per_token']} bytes of KV a token, steps of "
-        f"{result['step_tokens']} tokens. Bandwidth as a multiple of the one at which loading a prompt of 2,048 tokens takes as "
-        f"long as computing it ({result['unit'] / 1e6:.0f} MB/s). "
+        f"{result['step_tokens']} tokens. Bandwidth as a multiple of the one at which loading a "
+        f"prompt of 2,048 tokens takes as long as computing it ({result['unit'] / 1e6:.0f} MB/s). "
         "`python bench/decide.py predict`, `... stall`, `... regret --concurrency N`",
         "",
     ]
