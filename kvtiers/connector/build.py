@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvtiers.connector.calibrated import measured_seeds
 from kvtiers.connector.shape import EngineShape
 from kvtiers.control.settings import PREFETCH_SHARE, ControlSettings, GroupSettings, StoreSettings
 from kvtiers.cost.links import Links, StoreKind
@@ -84,11 +85,16 @@ def _store_settings(tier: StoreTier, hellos: Sequence[Hello]) -> StoreSettings:
 
 
 def cost_model(config: Config, shape: EngineShape) -> CostModel:
-    """Return the cost model, seeded; measurements correct it."""
+    """Return the cost model, seeded; measurements correct it.
+
+    Raises:
+        ConfigError: the configured calibration cannot be read.
+    """
     model = _UNKNOWN_MODEL if shape.model is None else shape.model
     prefill = PrefillModel(
         _SEED_STEP_SECONDS, shape.seed_flops_per_second, model, shape.max_tokens_per_step
     )
-    links = Links.seeded({store.name: StoreKind(store.kind) for store in config.stores})
+    kinds = {store.name: StoreKind(store.kind) for store in config.stores}
+    links = Links.seeded(kinds, measured=measured_seeds(config))
     policy = PlanPolicy(CostMode(config.cost.mode), config.cost.margin)
     return CostModel(prefill, links, policy)
