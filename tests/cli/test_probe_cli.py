@@ -81,7 +81,7 @@ def test_probe_of_a_tier_without_a_place_ends_with_1(yaml):
         (("--model", "llama-9"), "no model 'llama-9' is known"),
         (("--hardware", "h1000"), "did you mean 'h100'?"),
         (("--device", "tpu"), "--device 'tpu' is not known; known: auto, cpu, cuda"),
-        (("--scratch", "640"), "--scratch: 640 has no unit"),
+        (("--scratch", "640"), "--scratch: '640' has no unit"),
         (("--seconds", "0"), "seconds measure nothing"),
     ],
 )
