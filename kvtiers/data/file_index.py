@@ -192,3 +192,36 @@ class FileIndex:
         _logger.warning("the index %s is damaged, its frames are lost: %s", self.path, problem)
         for name in ("data.mdb", "lock.mdb"):
             (self.path / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMeta:
+    """What an index is of; see `FileIndex` and `IndexChange`."""
+
+    num_files: int
+    slot_nbytes: int
+    generation: int
+    store_id: bytes
+
+
+def read_meta(env: lmdb.Environment, path: Path) -> IndexMeta:
+    """Return what an index that somebody else keeps is of.
+
+    Raises:
+        StoreError: it is of another format, or none. lmdb.Error: it cannot be read.
+    """
+    meta = env.open_db(b"meta", create=False)
+    with env.begin() as txn:
+        found = txn.get(_META_KEY, db=meta) or b""
+    version = int.from_bytes(found[:4], "little")
+    if version != FORMAT or len(found) != _META.size:
+        raise StoreError(
+            f"{path} is of format {version}, this kvtiers has {FORMAT}; it is left as it is: use "
+            "the version of kvtiers that made it, or remove its folder"
+        )
+    return IndexMeta(*_META.unpack(found)[1:])
+
+
+def record_of(value: bytes) -> IndexRecord | None:
+    """Return what an entry says, None if it is no record."""
+    return IndexRecord(*_RECORD.unpack(value)) if len(value) == _RECORD.size else None

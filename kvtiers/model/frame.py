@@ -134,6 +134,49 @@ def _table_of(num_pages: int) -> struct.Struct:
     return struct.Struct(f"<{num_pages}Q")
 
 
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """What a frame says of itself, without the layout that it was made for.
+
+    Attributes:
+        nbytes: of the header. payload_nbytes: of all pages. digests: xxh3-64 of each page.
+    """
+
+    nbytes: int
+    payload_nbytes: int
+    digests: tuple[int, ...]
+
+
+def read_header(head: bytes | memoryview, key: StoreKey) -> FrameHeader:
+    """Return the header of a frame whose layout is not known.
+
+    Args:
+        head: the frame, or as much of its start as the header takes.
+        key: the name under which it was found.
+
+    Raises:
+        ValueError: it is none, is another's, or was changed; the message says what is wrong.
+    """
+    if len(head) < _TABLE_OFFSET:
+        raise ValueError(f"{len(head)} bytes hold no header")
+    found = _FIXED.unpack_from(head)
+    header_nbytes, num_pages, payload_nbytes = found[3:6]
+    expected = (MAGIC, VERSION, 0, header_nbytes, num_pages, payload_nbytes, key)
+    if found != expected:
+        raise ValueError(_describe_mismatch(bytes(head[: _FIXED.size]), _FIXED.pack(*expected)))
+    end = _TABLE_OFFSET + _CHECKSUM.size * num_pages
+    if not num_pages or header_nbytes != round_up(end):
+        raise ValueError(f"a header of {header_nbytes} bytes for {num_pages} pages")
+    if len(head) < end:
+        raise ValueError(f"{len(head)} bytes end within the header, which has {header_nbytes}")
+    table = bytes(head[_TABLE_OFFSET:end])
+    (check,) = _CHECKSUM.unpack_from(head, _FIXED.size)
+    if check != xxh3_64_intdigest(bytes(head[: _FIXED.size]) + table):
+        raise ValueError("header checksum does not hold")
+    digests = tuple(digest for (digest,) in _CHECKSUM.iter_unpack(table))
+    return FrameHeader(header_nbytes, payload_nbytes, digests)
+
+
 def slot_nbytes_for(groups: Sequence[GroupLayout]) -> int:
     """Return the slot size that holds a frame of any of the groups."""
     return max(FrameFormat.of(group).slot_nbytes for group in groups)

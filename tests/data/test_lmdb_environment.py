@@ -20,7 +20,7 @@ from lmdb_box import MIB, NBYTES, Box, key_of, settings_of
 from kvtiers.data import disk_check, lmdb_check
 from kvtiers.data.lmdb_access import LMDBAccess
 from kvtiers.data.lmdb_errors import UnavailableError
-from kvtiers.data.lmdb_files import DATA, SET_ASIDE, inspect_data, read_state
+from kvtiers.data.lmdb_files import DATA, SET_ASIDE, inspect_data, read_state, set_aside
 from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_settings import Eviction, WriteMap
 from kvtiers.model.errors import CapacityError, ProtocolError, StoreError
@@ -248,12 +248,21 @@ def test_folder_of_another_user_is_refused(path: Path) -> None:
         Box(settings_of(path))
 
 
-def test_capacity_above_the_free_disk_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("nbytes", [2**40, 2**50], ids=["1 TiB", "above the address space"])
+def test_capacity_above_the_free_disk_is_refused(path: Path, nbytes: int) -> None:
     free = os.statvfs(path.parent)
-    nbytes = 2 * free.f_bavail * free.f_frsize
+    nbytes += 2 * free.f_bavail * free.f_frsize
     with pytest.raises(CapacityError, match="capacity of at most"):
         Box(settings_of(path, nbytes))
     fill(path, 1)  # nothing of the attempt is in the way
+
+
+def test_whatever_stands_for_the_data_file_is_set_aside_every_time(path: Path) -> None:
+    path.mkdir()
+    for make in (Path.touch, Path.mkdir, Path.mkdir, Path.touch):
+        make(path / DATA)
+        set_aside(path)
+        assert [found.name for found in path.iterdir()] == [SET_ASIDE]
 
 
 def test_store_of_another_format_is_not_destroyed(path: Path) -> None:
