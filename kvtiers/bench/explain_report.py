@@ -67,10 +67,10 @@ def error_rows(summary: Summary) -> Rows:
     rows = [
         ("error of loads", _error(summary.load)),
         ("error of first tokens", _error(summary.ttft)),
-        ("regret", f"{summary.regret_seconds:.3g} s, {summary.regret_share:.1%}, {worse}"),
+        ("regret", f"{_total(summary.regret_seconds)}, {summary.regret_share:.1%}, {worse}"),
     ]
     if summary.auto_saves_seconds:
-        rows.append(("auto had saved", f"{summary.auto_saves_seconds:.3g} s, as predicted"))
+        rows.append(("auto had saved", f"{_total(summary.auto_saves_seconds)}, as predicted"))
     return rows
 
 
@@ -127,6 +127,10 @@ def page(summary: Summary, picture: bytes | None) -> str:
         parts.append("<h2>Loads that took the longest beyond their prediction</h2>")
         parts.append(_table(("request", "line", "predicted", "measured"), worst_rows(summary)))
     return "\n".join([*parts, "</html>\n"])
+
+
+def _total(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if abs(seconds) >= 10 else milliseconds(seconds)
 
 
 def _error(errors: Errors | None) -> str:

@@ -30,7 +30,9 @@ def fact_rows(found: Explanation) -> list[tuple[str, str]]:
         tokens = f" ({num * decision.block_size:,} tokens)" if decision.block_size else ""
         rows.append((f"found in {tier}", f"{num:,} blocks{tokens}"))
     rows.append(("mode", decision.mode or "not said"))
-    if decision.outcome:
+    if decision.outcome and not decision.num_chosen_blocks:
+        rows.append(("outcome", "computed"))
+    elif decision.outcome:
         failed = decision.num_failed_blocks
         loaded = f"{decision.num_loaded_blocks:,} blocks loaded"
         rows.append(("outcome", f"{loaded}, {failed:,} failed" if failed else loaded))

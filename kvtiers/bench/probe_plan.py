@@ -16,7 +16,6 @@ KIB, MIB = 2**10, 2**20
 SIZES: Final = (128 * KIB, 512 * KIB, 2 * MIB)  # a block of a rank: 16 tokens of 8B have 2 MiB
 DEPTHS: Final = (1, 4, 16, 64)  # the executor keeps up to 64 frames of a store under way
 BATCHES_ON_DISK: Final = 4  # what is deleted leaves a file store's room only behind
-CACHE_NBYTES: Final = 256 * MIB  # more than a processor's caches hold: blocks of a server are cold
 _LEAST_PAGE_NBYTES: Final = 64
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -46,6 +45,7 @@ class ProbePlan:
         scratch_nbytes: that a tier may take at most, on disk or in memory.
         device: the engine's; "auto": a GPU where torch sees one.
         max_repeats: jobs of a shape and direction at most.
+        cache_nbytes: more than the processor's caches hold: blocks of a server are cold.
     """
 
     config: Config
@@ -56,6 +56,7 @@ class ProbePlan:
     scratch_nbytes: int = 640 * MIB
     device: DeviceChoice = "auto"
     max_repeats: int = 9
+    cache_nbytes: int = 256 * MIB
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
@@ -92,7 +93,7 @@ class ProbePlan:
     def num_slots(self, block_nbytes: int) -> int:
         """Return how many slots to choose from, so that few of them are in a cache."""
         deepest = max(self.depths_of(block_nbytes))
-        return max(2 * deepest, CACHE_NBYTES // self.format_of(block_nbytes).slot_nbytes)
+        return max(2 * deepest, self.cache_nbytes // self.format_of(block_nbytes).slot_nbytes)
 
     def format_of(self, block_nbytes: int) -> FrameFormat:
         """Return the frame of a block: a page a layer, in whole cache lines."""

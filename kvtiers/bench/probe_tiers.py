@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from kvtiers.bench.probe_pace import Pace
-from kvtiers.bench.probe_plan import CACHE_NBYTES, ProbePlan, Shape
+from kvtiers.bench.probe_plan import ProbePlan, Shape
 from kvtiers.bench.scratch import drop_page_cache, scratch_beside
 from kvtiers.connector.calibrated import tier_facts
 from kvtiers.cost.calibration import Cell, TierFacts
@@ -43,15 +43,15 @@ class TierProbe:
         folders: scratch, one for each of the tier's paths; none for a memory tier.
     """
 
-    def __init__(self, tier: StoreTier, folders: Sequence[Path], capacity_nbytes: int) -> None:
+    def __init__(self, tier: StoreTier, folders: Sequence[Path], plan: ProbePlan) -> None:
         self.tier = tier
         self._folders = tuple(folders)
-        self._capacity_nbytes = capacity_nbytes
+        self._capacity_nbytes = plan.scratch_nbytes
         self._slab: Slab | None = None
         self._store: BlockStore | None = None
         self._direct = False
         self._random = np.random.default_rng(0)
-        self._flushed = np.zeros(0 if folders else CACHE_NBYTES, np.uint8)
+        self._flushed = np.zeros(0 if folders else plan.cache_nbytes, np.uint8)
 
     @property
     def facts(self) -> TierFacts:
@@ -192,7 +192,7 @@ def tier_probe(tier: StoreTier, plan: ProbePlan) -> Iterator[TierProbe]:
             check_room(path, on_disk // len(paths), 0, "the scratch of a measurement")
             inside = isinstance(tier, NvmeTier)  # its own folders lie below, one an engine
             folders.append(stack.enter_context(scratch_beside(path, inside_mount=inside)))
-        probe = TierProbe(tier, folders, plan.scratch_nbytes)
+        probe = TierProbe(tier, folders, plan)
         stack.callback(probe.close)
         yield probe
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtiers.bench.others import Others
 from kvtiers.bench.probe import num_shapes, run_probe
 from kvtiers.bench.probe_copies import HBM_LINKS, TorchSide, measure_copies
 from kvtiers.bench.probe_even import EvenPlan, break_even
@@ -39,8 +40,8 @@ def all_tiers(folder: Path):
 
 def plan(found, **changes):
     small = {"sizes": (64 * KIB, 128 * KIB), "depths": (1, 4, 16), "num_layers": 4}
-    bounds = {"seconds": 0.5, "scratch_nbytes": 16 * MIB, "device": "cpu", "max_repeats": 3}
-    return ProbePlan(found, **{**small, **bounds, **changes})
+    bounds = {"scratch_nbytes": 16 * MIB, "max_repeats": 2, "cache_nbytes": 8 * MIB}
+    return ProbePlan(found, **{**small, **bounds, "device": "cpu", **changes})
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ def test_a_mount_point_is_measured_inside_or_not_at_all():
 def test_bytes_that_come_back_as_others_are_an_error(folder, monkeypatch):
     tiers = config({"kind": "memory", "capacity": "1MiB"})
     the_plan = plan(tiers)
-    probe = TierProbe(tiers.stores[0], (), the_plan.scratch_nbytes)
+    probe = TierProbe(tiers.stores[0], (), the_plan)
     monkeypatch.setattr(
         "kvtiers.data.memory_store.MemoryStore._get",
         lambda self, frame: Outcome.OK,
@@ -177,6 +178,30 @@ def test_a_gpu_that_is_not_there_is_said(monkeypatch):
     result = run_probe(plan(config(), device="auto"), lambda *_: None)
     assert "No GPU was measured" in result.notes[0]
     assert result.calibration.device == "cpu"
+
+
+def test_others_that_use_the_machine_are_told_from_the_probe(tmp_path):
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def stat(busy_seconds: float, idle_seconds: float) -> None:
+        busy, idle = int(busy_seconds * ticks), int(idle_seconds * ticks)
+        (tmp_path / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1\n")
+
+    stat(0, 0)
+    others = Others(tmp_path)
+    stat(50, 50)
+    assert others.share() == pytest.approx(0.5, abs=0.05)
+    stat(0, 100)
+    assert others.share() == 0
+    (tmp_path / "stat").unlink()
+    assert others.share() is None
+
+
+def test_a_disturbed_probe_says_so(monkeypatch):
+    for share, said in ((0.3, True), (0.01, False), (None, False)):
+        monkeypatch.setattr(Others, "share", lambda self, found=share: found)
+        notes = run_probe(plan(config()), lambda *_: None).notes
+        assert any("Disturbed: other programs used 30%" in note for note in notes) is said
 
 
 def test_scratch_bounds_the_depths():
