@@ -184,6 +184,8 @@ class OffloadDesk:
         """Apply the fate of one write to a store."""
         name, tier = self._settings.stores[idx].name, self._stores[idx]
         entry = row.store_entries[idx]
+        # Some rank refused the block, or the engine took its tokens back: others wrote it in vain.
+        false = row.entry is not None and row.entry.doomed
         if outcome is Outcome.OK:
             self._counters.add("kvtiers_blocks_demoted_total", (name,))
         else:
@@ -192,7 +194,9 @@ class OffloadDesk:
             self._dram.back(row.entry)
         if tier is not None and entry is not None:
             tier.commit(entry) if outcome is Outcome.OK else tier.abandon(entry)
-        elif outcome is Outcome.OK and believed:
+        if false and believed:
+            self._places.withdraw(idx, row.key)
+        elif tier is None and outcome is Outcome.OK and believed:
             self._presence.wrote(name, row.key)
 
     def _landed(self, job: Job, outcomes: UInt8s) -> None:
