@@ -11,11 +11,13 @@ from kvtiers.model.config import Config
 from kvtiers.model.errors import ConfigError
 from kvtiers.model.frame import FrameFormat
 from kvtiers.model.layout import GroupLayout, KVLayout, Page, Run
+from kvtiers.model.units import format_size
 
 KIB, MIB = 2**10, 2**20
 SIZES: Final = (128 * KIB, 512 * KIB, 2 * MIB)  # a block of a rank: 16 tokens of 8B have 2 MiB
 DEPTHS: Final = (1, 4, 16, 64)  # the executor keeps up to 64 frames of a store under way
 BATCHES_ON_DISK: Final = 4  # what is deleted leaves a file store's room only behind
+MIN_SCRATCH_NBYTES: Final = 16 * MIB  # four blocks of the largest size, or an LMDB file's least
 _LEAST_PAGE_NBYTES: Final = 64
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -61,14 +63,14 @@ class ProbePlan:
     def __post_init__(self) -> None:
         if not self.seconds > 0:
             raise ConfigError(f"{self.seconds} seconds measure nothing; give 10 or more")
+        if self.scratch_nbytes < MIN_SCRATCH_NBYTES:
+            raise ConfigError(
+                f"{self.scratch_nbytes} bytes of scratch hold too few blocks; give "
+                f"{format_size(MIN_SCRATCH_NBYTES)} or more"
+            )
         for size in self.sizes:
             if size < self.num_layers * _LEAST_PAGE_NBYTES:
                 raise ConfigError(f"a block of {size} bytes has no {self.num_layers} layers")
-            if not self.depths_of(size):
-                raise ConfigError(
-                    f"{self.scratch_nbytes} bytes of scratch do not hold {BATCHES_ON_DISK} blocks "
-                    f"of {size} bytes; give at least {2 * BATCHES_ON_DISK * size}"
-                )
 
     def depths_of(self, block_nbytes: int) -> tuple[int, ...]:
         """Return the depths at which batches of a block size stay in the bound."""

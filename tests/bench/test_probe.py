@@ -18,7 +18,7 @@ from kvtiers.bench.probe import num_shapes, run_probe
 from kvtiers.bench.probe_copies import HBM_LINKS, TorchSide, measure_copies
 from kvtiers.bench.probe_even import EvenPlan, break_even
 from kvtiers.bench.probe_pace import Pace
-from kvtiers.bench.probe_plan import KIB, MIB, ProbePlan, Shape
+from kvtiers.bench.probe_plan import DEPTHS, KIB, MIB, SIZES, ProbePlan, Shape
 from kvtiers.bench.probe_tiers import TierProbe, measure_tier
 from kvtiers.bench.scratch import PREFIX, scratch_beside
 from kvtiers.model.config import parse_mapping
@@ -66,6 +66,21 @@ def test_every_link_is_measured_and_fitted_and_nothing_is_left(folder):
     assert found.tiers["nvme"].filesystem
     assert not result.missing
     assert sorted(path.name for path in folder.rglob("*")) == ["a", "b"]
+
+
+def test_scratch_takes_no_more_than_it_may(folder):
+    most = {}
+
+    def on_shape(name, _shape):
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        used = sum(file.stat().st_blocks * 512 for file in files)
+        most[name] = max(used, most.get(name, 0))
+
+    the_plan = plan(all_tiers(folder))
+    run_probe(the_plan, on_shape)
+    assert most["dram>hbm"] == most["memory"] == 0
+    for tier in ("nvme", "lmdb"):
+        assert 0 < most[tier] <= the_plan.scratch_nbytes
 
 
 def test_the_store_itself_is_not_touched(folder):
@@ -205,12 +220,14 @@ def test_a_disturbed_probe_says_so(monkeypatch):
 
 
 def test_scratch_bounds_the_depths():
-    the_plan = plan(config(), scratch_nbytes=4 * MIB)
-    for size in the_plan.sizes:
-        slot = the_plan.format_of(size).slot_nbytes
-        assert max(the_plan.depths_of(size)) * slot * 4 <= 4 * MIB
-    with pytest.raises(ConfigError, match="scratch"):
-        plan(config(), scratch_nbytes=100 * KIB)
+    for nbytes in (16 * MIB, 640 * MIB):
+        the_plan = plan(config(), scratch_nbytes=nbytes, sizes=SIZES, depths=DEPTHS)
+        for size in the_plan.sizes:
+            slot = the_plan.format_of(size).slot_nbytes
+            assert max(the_plan.depths_of(size)) * slot * 4 <= nbytes
+    assert max(the_plan.depths_of(max(SIZES))) == 64
+    with pytest.raises(ConfigError, match="scratch hold too few blocks; give 16MiB or more"):
+        plan(config(), scratch_nbytes=15 * MIB)
     with pytest.raises(ConfigError, match="no 4096 layers"):
         plan(config(), num_layers=4096)
 
