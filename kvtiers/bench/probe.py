@@ -32,7 +32,7 @@ from kvtiers.cost.links import (
     write_link,
 )
 from kvtiers.model.config import Config
-from kvtiers.model.errors import ConfigError, PlacedError
+from kvtiers.model.errors import ConfigError, KVTiersError
 
 _COPY_SHARE: Final = 0.2  # of the time, for all copies; they take little each
 
@@ -84,7 +84,7 @@ def run_probe(plan: ProbePlan, on_shape: Callable[[str, Shape], None]) -> ProbeR
             with tier_probe(tier, plan) as probe:
                 tiers[tier.name] = probe.facts
                 found.extend(measure_tier(probe, plan, pace, on_shape))
-        except PlacedError as error:
+        except (KVTiersError, OSError) as error:
             missing.append(f"{tier.name}: {error}")
             tiers.pop(tier.name, None)
             continue
