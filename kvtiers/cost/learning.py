@@ -7,12 +7,19 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
+from kvtiers.cost.nnls import solve_nnls
+
 # Relative standard deviations, chosen in simulation: see `tests/cost/test_learning.py`.
 _PRIOR_SIGMA: Final = 1.0  # of a seed, and of every coefficient after a lasting change
 _NOISE_SIGMA: Final = 0.1  # of a measurement
 _DRIFT_SIGMA: Final = 0.01  # of a coefficient between two measurements that inform about it
 _MAX_SURPRISE: Final = 0.4  # log units that a measurement may be off before others confirm it
 _WINDOW: Final = 5  # measurements of one kind of which three must agree on a lasting change
+_FIT_ROUNDS: Final = 30  # each moves a prediction by up to a factor of 1.4
+_FIT_PRIOR_SIGMA: Final = 10.0  # of what was held before a fit: it only settles what rows do not
+_LEAST_FACTOR: Final = 1e-3  # that a fit leaves of a coefficient, so that it can grow again
 
 _Rows = deque[tuple[tuple[float, ...], float]]
 
@@ -81,6 +88,56 @@ class LearnedSum:
         error = math.log(seconds / predicted)
         clipped = min(max(error, middle - _MAX_SURPRISE), middle + _MAX_SURPRISE)
         self._update(features, predicted, predicted * math.expm1(clipped))
+
+    def fit(self, rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> None:
+        """Replace the coefficients by those that explain many measurements at once.
+
+        Non-negative least squares of relative errors. The coefficients held so far count as one
+        very uncertain measurement each, so that what the rows say nothing about keeps its value.
+        Errors are logarithmic and clipped to `_MAX_SURPRISE`, round by round: some stalls hardly
+        count. Later measurements correct the result as they correct seeds.
+
+        Args:
+            rows: features, one row a measurement. seconds: of each; both as in `observe`.
+        """
+        held = np.array(self._coefficients)
+        learnt = held > 0
+        features, measured = np.array(rows, dtype=np.float64), np.array(seconds, dtype=np.float64)
+        if features.ndim != 2 or features.shape != (len(measured), len(held)):
+            raise ValueError(f"{features.shape} features do not fit {len(measured)} measurements")
+        kept = (measured > 0) & np.isfinite(measured) & (features[:, learnt] > 0).any(axis=1)
+        if not (kept.any() and learnt.any()):
+            return
+        features, measured = features[kept][:, learnt], measured[kept]
+        prior = np.eye(int(learnt.sum())) * _NOISE_SIGMA / _FIT_PRIOR_SIGMA
+        found = held[learnt] * np.exp(np.median(np.log(measured / (features @ held[learnt]))))
+        for _ in range(_FIT_ROUNDS):
+            predicted = features @ found
+            error = np.log(measured / predicted)
+            clipped = np.clip(error, -_MAX_SURPRISE, _MAX_SURPRISE)
+            factors = solve_nnls(
+                np.vstack([features * held[learnt] / predicted[:, None], prior]),
+                np.concatenate([1.0 + clipped, np.diag(prior)]),
+            )
+            found = held[learnt] * np.maximum(factors, _LEAST_FACTOR)
+        self._take(found.tolist(), learnt.tolist(), len(measured))
+
+    def _take(self, found: list[float], learnt: list[bool], num_rows: int) -> None:
+        left = iter(found)
+        self._coefficients = [next(left) if is_learnt else 0.0 for is_learnt in learnt]
+        self._covariance = self._prior()
+        for recent in self._recent:
+            recent.clear()
+        self._num_observed += num_rows
+
+    def scale(self, factor: float) -> None:
+        """Believe all coefficients to be ``factor`` times as large, and as uncertain as seeds."""
+        if not 0 < factor < math.inf:
+            raise ValueError(f"a factor of {factor}; must be > 0 and finite")
+        self._coefficients = [factor * c for c in self._coefficients]
+        self._covariance = self._prior()
+        for recent in self._recent:
+            recent.clear()
 
     def _rescale(self, dominant: int, factor: float) -> None:
         """Scale one term, and those of which nothing was measured: the machine is another."""

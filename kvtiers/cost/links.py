@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtiers.cost.learning import LearnedSum
+from kvtiers.cost.trust import Trust
 from kvtiers.model.messages import DRAM, HBM, Link
 
 logger = logging.getLogger(__name__)
@@ -64,11 +65,12 @@ STORE_WRITE_SEEDS: Final[Mapping[StoreKind, LinkSeed]] = {
 
 
 class LinkModel:
-    """Predict ``latency + pieces * seconds_per_piece + (bytes + bytes queued) / bandwidth``.
+    """Predict ``latency + pieces * seconds_per_piece + bytes / bandwidth`` of a job and its queue.
 
     The arguments are seeds, corrected by `observe`; a seed of 0 (or an infinite bandwidth) says
     that the term does not exist, and is not learnt. A block counts as one piece: a link that cuts
-    blocks up has a larger ``seconds_per_piece``.
+    blocks up has a larger ``seconds_per_piece``. Small pieces and few at a time make less of the
+    bandwidth: see `effective_bandwidth`.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class LinkModel:
         self._cost = LearnedSum(
             (latency_seconds, seconds_per_piece, 1.0 / bandwidth_bytes_per_second)
         )
+        self._at_best = self._cost.coefficients
+        self._last_job: tuple[float, float, float] | None = None
 
     @classmethod
     def of(cls, seed: LinkSeed) -> LinkModel:
@@ -114,19 +118,63 @@ class LinkModel:
     ) -> Float64s:
         """Return the predicted seconds until a job is done; 0 for a job of no blocks.
 
+        What is queued ahead is taken to lie in pieces as large as those of the last measured job,
+        since an engine's blocks are all alike: a queue of small ones takes longer than its bytes.
+
         Args:
             num_blocks: of the job, a number or an array. nbytes: of all its blocks; broadcasts.
             queued_nbytes: bytes ahead of it on the link.
         """
         blocks = np.asarray(num_blocks, dtype=np.float64)
         latency, per_piece, per_byte = self._cost.coefficients
+        _, last_blocks, last_nbytes = self._last_job or (1.0, 0.0, 0.0)
+        pieces = blocks + (queued_nbytes * last_blocks / last_nbytes if last_nbytes else 0.0)
         size = np.asarray(nbytes, dtype=np.float64) + queued_nbytes
-        return np.where(blocks > 0, latency + blocks * per_piece + size * per_byte, 0.0)
+        return np.where(blocks > 0, latency + pieces * per_piece + size * per_byte, 0.0)
+
+    def effective_bandwidth(self, piece_nbytes: float, num_pieces: float = 1.0) -> float:
+        """Return the bytes per second of pieces that are ordered so many at a time."""
+        seconds = float(self.seconds(num_pieces, num_pieces * piece_nbytes))
+        return num_pieces * piece_nbytes / seconds if seconds > 0 else math.inf
 
     def observe(self, num_blocks: int, nbytes: int, seconds: float) -> None:
         """Learn from one finished job; one without blocks is left out."""
         if num_blocks > 0 and nbytes >= 0:
-            self._cost.observe((1.0, float(num_blocks), float(nbytes)), seconds)
+            job = (1.0, float(num_blocks), float(nbytes))
+            self._cost.observe(job, seconds)
+            self._last_job = job
+            self._remember_best()
+
+    def observe_unfinished(self, num_blocks: int, nbytes: int, seconds: float) -> None:
+        """Learn from a job that has not ended: it takes at least so long."""
+        if num_blocks > 0 and seconds > float(self.seconds(num_blocks, nbytes)):
+            self.observe(num_blocks, nbytes, seconds)
+
+    def hope(self) -> None:
+        """Believe the link to be twice as fast, at most as fast as it has been at its best.
+
+        For a link that was found slow and is avoided since: nothing is measured of it, and
+        without hope nothing ever would be.
+        """
+        if self._last_job is not None:
+            best = _dot(self._at_best, self._last_job) / self._cost.seconds(self._last_job)
+            if best < 1.0:
+                self._cost.scale(max(best, 0.5))
+
+    def fit(self, jobs: Sequence[Link]) -> None:
+        """Learn from many jobs at once, as of a calibration; see `LearnedSum.fit`."""
+        moved = [job for job in jobs if job.num_blocks > 0]
+        if moved:
+            rows = [(1.0, float(job.num_blocks), float(job.nbytes)) for job in moved]
+            self._cost.fit(rows, [job.seconds for job in moved])
+            self._at_best = self._cost.coefficients
+
+    def _remember_best(self) -> None:
+        """Keep the coefficients with which the last job takes the least."""
+        if self._last_job is not None:
+            now = self._cost.coefficients
+            if _dot(now, self._last_job) < _dot(self._at_best, self._last_job):
+                self._at_best = now
 
 
 class Links(Mapping[str, LinkModel]):
@@ -143,6 +191,7 @@ class Links(Mapping[str, LinkModel]):
         self.stores = tuple(stores)
         self._models = dict(models)
         self._queued = dict.fromkeys(self._models, 0)
+        self._trust = {name: Trust() for name in self._models}
         for name in (reload_link(), *map(read_link, self.stores)):
             if name not in self._models:
                 raise ValueError(f"no model for link {name!r}, only for {sorted(self._models)}")
@@ -188,7 +237,25 @@ class Links(Mapping[str, LinkModel]):
             model = LinkModel.of(STORE_READ_SEEDS[StoreKind.OTHER])
             self._models[link.name] = model
             self._queued[link.name] = 0
+            self._trust[link.name] = Trust()
         model.observe(link.num_blocks, link.nbytes, link.seconds)
+
+    def stalled(self, name: str, now: float) -> None:
+        """Note that a job's deadline passed on a link: it is not used for a while.
+
+        The wait doubles with every stall in a row, and ends with a trial; see `Trust`.
+        """
+        self._trust[name].lose(now)
+
+    def revisit(self, now: float) -> None:
+        """Let time pass: waits end, and links that nothing was measured of are hoped for again."""
+        for name, model in self._models.items():
+            if self._trust[name].pass_time(now, model.num_observed):
+                model.hope()
+
+    def trusted(self, name: str) -> bool:
+        """Return whether loads may be planned on a link."""
+        return self._trust[name].held
 
     def submitted(self, name: str, nbytes: int) -> None:
         """Count bytes that were ordered on a link. Raises KeyError: no such link."""
@@ -205,6 +272,10 @@ class Links(Mapping[str, LinkModel]):
     def forget_queues(self) -> None:
         """Start every queue at 0: a new epoch voids what was ordered before."""
         self._queued = dict.fromkeys(self._models, 0)
+
+
+def _dot(coefficients: Sequence[float], features: Sequence[float]) -> float:
+    return sum(c * x for c, x in zip(coefficients, features, strict=True))
 
 
 def offload_link() -> str:

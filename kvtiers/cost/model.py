@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvtiers.cost.links import Links
+from kvtiers.cost.links import Links, read_link, reload_link
 from kvtiers.cost.planner import (
     Bools,
     PlanPolicy,
@@ -16,6 +16,7 @@ from kvtiers.cost.planner import (
     plan_reload,
 )
 from kvtiers.cost.prefill import PrefillModel
+from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import Link, UInt8s
 
 
@@ -33,8 +34,23 @@ class CostModel:
         self.policy = policy
 
     def plan(self, sources: UInt8s, valid: Bools, prompt: Prompt) -> ReloadPlan:
-        """Choose how many leading blocks to reload; see `plan_reload`."""
+        """Choose how many leading blocks to reload; see `plan_reload`.
+
+        In mode AUTO, none that a link without trust would have to bring; see `Links.stalled`.
+        """
+        if self.policy.mode is CostMode.AUTO:
+            valid = self._trusted(sources, valid)
         return plan_reload(sources, valid, prompt, self.links, self.prefill, self.policy)
+
+    def _trusted(self, sources: UInt8s, valid: Bools) -> Bools:
+        """Return the cut points whose blocks all lie on links that are trusted."""
+        names = (reload_link(), *map(read_link, self.links.stores))
+        lost = [idx for idx, name in enumerate(names) if not self.links.trusted(name)]
+        if not lost:
+            return valid
+        barred = np.isin(sources, lost) if 0 not in lost else np.ones(len(sources), np.bool_)
+        first = int(np.argmax(barred)) if barred.any() else len(sources)
+        return np.asarray(valid & (np.arange(len(valid)) <= first), dtype=np.bool_)
 
     def predict_load_seconds(self, num_blocks_by_source: Sequence[int], block_nbytes: int) -> float:
         """Return the seconds until a reload has all its blocks in HBM.

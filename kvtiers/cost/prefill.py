@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,36 +23,118 @@ SEED_STEP_SECONDS: Final = 0.005
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What decides how many operations a token costs.
+    """What decides how many operations a token costs, and what a step reads.
+
+    Only the first four are needed; without the others there is no window, every weight that a
+    token uses is read in every step, and nothing is known of KV.
 
     Attributes:
         num_layers: layers with attention.
         num_query_heads: query heads a layer; KV heads do not matter for operations.
-        head_size: elements of one head.
+        head_size: elements of a query's and a key's head.
         linear_params: weights that one token is multiplied with, without the embedding and the
             output head (which only a prompt's last token needs).
+        value_head_size: elements of a value's head; 0: as many as a key's.
+        num_window_layers: of `num_layers`, those that look back `window` tokens only.
+        window: tokens; 0 without such layers.
+        expert_params: weights of all routed experts; a token uses some of them.
+        active_expert_params: of `linear_params`, those that lie in routed experts.
+        head_params: weights of the output head, read in every step.
+        embedding_params: weights of the embedding, of which a token needs one row; 0 where the
+            output head is the same matrix.
+        hidden_size: elements that ranks exchange for one token.
+        kv_elements_per_token: of all layers, each kept for every token.
+        num_kv_heads: into which tensor parallelism divides KV; 0: every rank keeps all of it.
     """
 
     num_layers: int
     num_query_heads: int
     head_size: int
     linear_params: int
+    value_head_size: int = 0
+    num_window_layers: int = 0
+    window: int = 0
+    expert_params: int = 0
+    active_expert_params: int = 0
+    head_params: int = 0
+    embedding_params: int = 0
+    hidden_size: int = 0
+    kv_elements_per_token: int = 0
+    num_kv_heads: int = 0
+
+    @property
+    def num_params(self) -> int:
+        """All weights of the model, without norms and biases."""
+        inactive = self.expert_params - self.active_expert_params
+        return self.linear_params + inactive + self.head_params + self.embedding_params
+
+    def linear_flops(self, n: npt.ArrayLike) -> Float64s:
+        """Return ``2 P n``: a multiply and an add per weight and new token."""
+        return np.asarray(2.0 * self.linear_params * np.asarray(n, dtype=np.float64))
+
+    def attention_flops(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
+        """Return the operations of attention for ``n`` new tokens after ``context`` tokens.
+
+        Per pair of a query and a key it sees, and per layer and head, ``2 d`` for the score and
+        ``2 d_v`` for the weighted value. A token sees all before it, ``n c + n^2 / 2`` pairs, or
+        the last `window` ones.
+        """
+        start = np.asarray(context, dtype=np.float64)
+        end = start + np.asarray(n, dtype=np.float64)
+        per_pair = 2.0 * self.num_query_heads * (self.head_size + self._value_head_size)
+        pairs = 0.5 * (end - start) * (end + start) * (self.num_layers - self.num_window_layers)
+        if self.num_window_layers:
+            seen = _windowed_pairs(end, self.window) - _windowed_pairs(start, self.window)
+            pairs = pairs + self.num_window_layers * seen
+        return np.asarray(per_pair * pairs)
 
     def prefill_flops(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
         """Return the operations to compute ``n`` new tokens after ``context`` tokens, causal.
 
-        ``2 P n + 4 L H d (n c + n^2 / 2)``: a multiply and an add per weight and token; per pair
-        of a query and a key it sees, and per layer and head, ``2 d`` for the score and ``2 d`` for
-        the weighted value. Without context that is the usual ``2 P n + 2 L H d n^2``. The sum over
-        the chunks of a prompt equals the whole: chunking costs steps, not operations.
+        Without a window ``2 P n + 4 L H d (n c + n^2 / 2)``; without context the usual
+        ``2 P n + 2 L H d n^2``. The sum over the chunks of a prompt equals the whole: chunking
+        costs steps, not operations.
 
         Args:
             n: new tokens, a number or an array. context: tokens before them; broadcasts.
         """
-        new = np.asarray(n, dtype=np.float64)
-        pairs = new * (np.asarray(context, dtype=np.float64) + 0.5 * new)
-        attention = 4.0 * self.num_layers * self.num_query_heads * self.head_size
-        return np.asarray(2.0 * self.linear_params * new + attention * pairs)
+        return np.asarray(self.linear_flops(n) + self.attention_flops(n, context))
+
+    def params_read(self, n: npt.ArrayLike) -> Float64s:
+        """Return the weights that a step of ``n`` tokens reads.
+
+        All but those of routed experts that no token has chosen: with ``E`` experts of which a
+        token uses ``k``, chosen at random, ``1 - (1 - k / E)^n`` of them are read.
+        """
+        always = self.linear_params - self.active_expert_params + self.head_params
+        if not self.expert_params:
+            return np.full_like(np.asarray(n, dtype=np.float64), always)
+        unused = 1.0 - self.active_expert_params / self.expert_params
+        chosen = 1.0 - np.power(unused, np.asarray(n, dtype=np.float64))
+        return np.asarray(always + self.expert_params * chosen)
+
+    def kv_nbytes_per_token(self, element_nbytes: float = 2, tensor_parallel_size: int = 1) -> int:
+        """Return the KV bytes that one rank keeps of a token over all layers.
+
+        Ranks share KV heads, at least one each; KV that has none (latent attention) is on all.
+
+        Args:
+            element_nbytes: 2 for bf16, 1 for fp8: of the cache, which need not be the weights'.
+        """
+        if not self.num_kv_heads:
+            return int(self.kv_elements_per_token * element_nbytes)
+        of_rank = math.ceil(self.num_kv_heads / tensor_parallel_size)
+        return int(self.kv_elements_per_token * of_rank // self.num_kv_heads * element_nbytes)
+
+    @property
+    def _value_head_size(self) -> int:
+        return self.value_head_size or self.head_size
+
+
+def _windowed_pairs(end: Float64s, window: int) -> Float64s:
+    """Return how many pairs the first ``end`` tokens form, each with the last `window` ones."""
+    inside = np.minimum(end, window)
+    return np.asarray(0.5 * inside * inside + (end - inside) * window)
 
 
 # Llama-3.1-8B, for a model whose shape is unknown: the speed is learnt, so that only the ratio of
@@ -61,15 +144,54 @@ FALLBACK_SHAPE: Final = ModelShape(
 )
 
 
-class PrefillModel:
-    """Predict prefill time as ``steps * step_seconds + operations / flops_per_second``.
+@dataclass(frozen=True, slots=True)
+class PrefillSpeed:
+    """What is believed of an engine's speed before its steps are measured.
 
-    The arguments are seeds: they hold until `observe` has corrected them. Under tensor
-    parallelism ``flops_per_second`` is that of all ranks together.
+    Attributes:
+        step_seconds: of an engine step beside its operations, >= 0; 0 means none, for ever.
+        flops_per_second: of the layers' matrices, over all ranks, > 0.
+        attention_flops_per_second: of attention, over all ranks; 0: as of the matrices.
+        flops_per_byte: operations that take as long as reading one byte of weights; 0 where
+            reading weights is free. A ratio of the machine, not learnt.
+        weight_element_nbytes: bytes of one weight.
+    """
+
+    step_seconds: float
+    flops_per_second: float
+    attention_flops_per_second: float = 0.0
+    flops_per_byte: float = 0.0
+    weight_element_nbytes: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.flops_per_second < math.inf:
+            raise ValueError(
+                f"{self.flops_per_second} operations per second; must be > 0 and finite"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPrefill:
+    """One prompt that an engine computed with nothing else to do.
+
+    Attributes:
+        num_tokens: computed, in as few steps as the budget allows. num_context_tokens: before
+            them, whose KV was there. seconds: from the first step's start to the last one's end.
+    """
+
+    num_tokens: int
+    num_context_tokens: int
+    seconds: float
+
+
+class PrefillModel:
+    """Predict prefill as ``steps * t_step + alpha * linear + beta * attention``, in operations.
+
+    A step multiplies at least as long as it takes to read its weights. The speed is a seed: it
+    holds until `observe` or `fit` has corrected it.
 
     Args:
-        step_seconds: time of an engine step beside its operations, >= 0; 0 means none, for ever.
-        flops_per_second: operations per second that prefill reaches, > 0.
+        step_seconds, flops_per_second: see `PrefillSpeed`, where the rest is as by default.
         shape: of the model.
         max_tokens_per_step: the engine's token budget of a step: longer prefills are chunked.
     """
@@ -81,13 +203,23 @@ class PrefillModel:
         shape: ModelShape,
         max_tokens_per_step: int,
     ) -> None:
-        if not 0 < flops_per_second < math.inf:
-            raise ValueError(f"{flops_per_second} operations per second; must be > 0 and finite")
+        self._start(PrefillSpeed(step_seconds, flops_per_second), shape, max_tokens_per_step)
+
+    @classmethod
+    def of(cls, speed: PrefillSpeed, shape: ModelShape, max_tokens_per_step: int) -> PrefillModel:
+        """Return the model of an engine that nothing was measured of."""
+        model = cls(speed.step_seconds, speed.flops_per_second, shape, max_tokens_per_step)
+        model._start(speed, shape, max_tokens_per_step)
+        return model
+
+    def _start(self, speed: PrefillSpeed, shape: ModelShape, max_tokens_per_step: int) -> None:
         if max_tokens_per_step < 1:
             raise ValueError(f"a step of {max_tokens_per_step} tokens computes nothing")
         self.shape = shape
         self.max_tokens_per_step = max_tokens_per_step
-        self._cost = LearnedSum((step_seconds, 1.0 / flops_per_second))
+        self._flops_per_param_read = speed.flops_per_byte * speed.weight_element_nbytes
+        attention = speed.attention_flops_per_second or speed.flops_per_second
+        self._cost = LearnedSum((speed.step_seconds, 1.0 / speed.flops_per_second, 1.0 / attention))
 
     @property
     def step_seconds(self) -> float:
@@ -96,8 +228,13 @@ class PrefillModel:
 
     @property
     def flops_per_second(self) -> float:
-        """Operations per second, as known now."""
+        """Operations per second of the layers' matrices, as known now."""
         return 1.0 / self._cost.coefficients[1]
+
+    @property
+    def attention_flops_per_second(self) -> float:
+        """Operations per second of attention, as known now."""
+        return 1.0 / self._cost.coefficients[2]
 
     @property
     def num_observed(self) -> int:
@@ -106,11 +243,19 @@ class PrefillModel:
 
     def seconds(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
         """Return the predicted seconds to compute ``n`` tokens after ``context``; broadcasts."""
-        new = np.asarray(n, dtype=np.float64)
-        step_seconds, seconds_per_flop = self._cost.coefficients
-        num_steps = np.ceil(new / self.max_tokens_per_step)
-        flops = self.shape.prefill_flops(new, context)
-        return np.asarray(num_steps * step_seconds + flops * seconds_per_flop)
+        per_step, per_flop, per_attention_flop = self._cost.coefficients
+        num_steps, flops, attention = self._terms(n, context)
+        return np.asarray(num_steps * per_step + flops * per_flop + attention * per_attention_flop)
+
+    def first_step_seconds(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
+        """Return the predicted seconds of the first step that `seconds` counts."""
+        return self.seconds(np.minimum(n, self.max_tokens_per_step), context)
+
+    def marginal_seconds(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
+        """Return the seconds that ``n`` more tokens add to steps that run anyway."""
+        _, per_flop, per_attention_flop = self._cost.coefficients
+        attention = self.shape.attention_flops(n, context)
+        return np.asarray(self.shape.linear_flops(n) * per_flop + attention * per_attention_flop)
 
     def observe(self, step_flops: float, step_tokens: int, seconds: float) -> None:
         """Learn from one engine step.
@@ -121,4 +266,31 @@ class PrefillModel:
             seconds: from the step's start to its end.
         """
         if step_tokens > 0 and step_flops > 0:
-            self._cost.observe((1.0, step_flops), seconds)
+            attention = max(0.0, step_flops - float(self.shape.linear_flops(step_tokens)))
+            self._cost.observe((1.0, float(self._step_flops(step_tokens)), attention), seconds)
+
+    def fit(self, prompts: Sequence[MeasuredPrefill]) -> None:
+        """Learn from many prefills at once, as of a calibration; see `LearnedSum.fit`."""
+        computed = [prompt for prompt in prompts if prompt.num_tokens > 0]
+        if computed:
+            terms = [self._terms(p.num_tokens, p.num_context_tokens) for p in computed]
+            rows = [[float(term) for term in row] for row in terms]
+            self._cost.fit(rows, [prompt.seconds for prompt in computed])
+
+    def _terms(
+        self, n: npt.ArrayLike, context: npt.ArrayLike
+    ) -> tuple[Float64s, Float64s, Float64s]:
+        """Return steps, operations of matrices and of attention; see `_step_flops`."""
+        new = np.asarray(n, dtype=np.float64)
+        num_whole = np.floor(new / self.max_tokens_per_step)
+        rest = new - num_whole * self.max_tokens_per_step
+        flops = num_whole * self._step_flops(self.max_tokens_per_step) + self._step_flops(rest)
+        return num_whole + (rest > 0), flops, self.shape.attention_flops(new, context)
+
+    def _step_flops(self, tokens: npt.ArrayLike) -> Float64s:
+        """Return what one step multiplies, or what it could while it reads its weights."""
+        linear = self.shape.linear_flops(tokens)
+        if not self._flops_per_param_read:
+            return linear
+        reading = self.shape.params_read(tokens) * self._flops_per_param_read
+        return np.where(np.asarray(tokens) > 0, np.maximum(linear, reading), 0.0)

@@ -133,3 +133,50 @@ def test_measurements_that_say_nothing_are_left_out(seconds):
 def test_senseless_seeds_are_refused(seed):
     with pytest.raises(ValueError, match="finite"):
         LearnedSum((seed,))
+
+
+class TestFit:
+    def rows(self, machine: Machine, num: int) -> tuple[list[tuple[float, float]], list[float]]:
+        rows = [machine.row(0.3) for _ in range(num)]
+        return rows, [machine.seconds(row) for row in rows]
+
+    @pytest.mark.parametrize("seeds", [TRUTH, (0.1, 0.0001), (0.001, 0.01)])
+    def test_many_measurements_at_once_outweigh_seeds(self, seeds):
+        model, machine = LearnedSum(seeds), Machine()
+        model.fit(*self.rows(machine, 60))
+        assert machine.error(model) < 0.1
+        assert model.num_observed == 60
+
+    def test_one_stall_in_a_fit_hardly_counts(self):
+        model, machine = LearnedSum(TRUTH), Machine()
+        rows, seconds = self.rows(machine, 30)
+        seconds[7] *= 1000
+        seconds[8] /= 1000
+        model.fit(rows, seconds)
+        assert machine.error(model) < 0.15
+
+    def test_what_was_not_measured_keeps_its_value(self):
+        model = LearnedSum((0.01, 0.001))
+        model.fit([(1.0, 0.0)] * 10, [0.05] * 10)
+        assert model.coefficients == pytest.approx((0.05, 0.001), rel=0.03)
+
+    def test_absent_term_stays_absent(self):
+        model = LearnedSum((0.0, 1.0))
+        model.fit([(1.0, 1.0), (1.0, 2.0)], [3.0, 6.0])
+        assert model.coefficients == pytest.approx((0.0, 3.0), rel=0.03)
+
+    def test_nothing_measured_changes_nothing(self):
+        model = LearnedSum(TRUTH)
+        model.fit([(1.0, 5.0), (0.0, 0.0)], [0.0, 1.0])
+        assert (model.coefficients, model.num_observed) == (TRUTH, 0)
+
+    def test_features_must_fit(self):
+        with pytest.raises(ValueError, match="do not fit"):
+            LearnedSum(TRUTH).fit([(1.0,)], [1.0])
+
+    def test_a_fitted_model_still_learns(self):
+        model, machine = LearnedSum(TRUTH), Machine()
+        model.fit(*self.rows(machine, 30))
+        machine.truth = (TRUTH[0] * 4, TRUTH[1] * 4)
+        machine.teach(model, 30)
+        assert machine.error(model) < 0.25

@@ -18,6 +18,7 @@ from kvtiers.cost.links import (
     reload_link,
     write_link,
 )
+from kvtiers.cost.trust import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from kvtiers.model.messages import Link
 
 counts = st.integers(0, 1_000_000)
@@ -32,6 +33,27 @@ def test_more_work_never_takes_less(blocks, nbytes, queued):
     assert link.seconds(blocks + 1, nbytes, queued) > seconds
     assert link.seconds(blocks, nbytes + 1, queued) >= seconds
     assert link.seconds(blocks, nbytes, queued + 1) >= seconds
+
+
+def test_a_queue_of_small_blocks_takes_longer_than_its_bytes():
+    """R110: once a job has shown how large the engine's blocks are."""
+    link = LinkModel(0.0, 1e-3, 1e9)
+    assert link.seconds(1, 0, queued_nbytes=10**6) == pytest.approx(1e-3 + 1e-3)
+    link.observe(10, 10 * 1000, float(link.seconds(10, 10 * 1000)))
+    assert link.seconds(1, 0, queued_nbytes=10**6) == pytest.approx(1e-3 + 1e-3 + 1.0)
+
+
+@given(piece=st.integers(1, 10**8), num=st.integers(1, 1000))
+def test_larger_pieces_and_more_at_a_time_make_more_of_a_link(piece, num):
+    link = LinkModel(1e-4, 1e-5, 1e9)
+    bandwidth = link.effective_bandwidth(piece, num)
+    assert bandwidth <= link.effective_bandwidth(2 * piece, num) * (1 + 1e-12)
+    assert bandwidth <= link.effective_bandwidth(piece, num + 1) * (1 + 1e-12)
+    assert bandwidth < 1e9
+
+
+def test_a_link_without_cost_has_no_bound():
+    assert LinkModel(0.0, 0.0, float("inf")).effective_bandwidth(1) == float("inf")
 
 
 def test_no_blocks_take_no_time():
@@ -75,6 +97,109 @@ def test_one_stall_hardly_counts():
     before = link.seconds(512, GIB)
     link.observe(512, GIB, 60.0)
     assert link.seconds(512, GIB) / before < 1.1
+
+
+def test_a_lasting_change_is_believed_within_seconds():
+    """A disk of 2 GB/s that drops to a quarter, read once in 2 s: three jobs say so."""
+    link = LinkModel(1e-4, 1e-5, 2e9)
+    for _ in range(30):
+        link.observe(512, GIB, GIB / 2e9)
+    seconds = 0.0
+    while float(link.seconds(512, GIB)) < 0.9 * GIB / 0.5e9:
+        link.observe(512, GIB, GIB / 0.5e9)
+        seconds += GIB / 0.5e9
+    assert seconds < 10
+
+
+def test_a_job_that_has_not_ended_teaches_that_it_takes_longer():
+    link = LinkModel(1e-4, 1e-5, 2e9)
+    for _ in range(5):
+        link.observe_unfinished(512, GIB, 0.01)
+    assert link.num_observed == 0
+    for _ in range(5):
+        link.observe_unfinished(512, GIB, 10.0)
+    assert link.seconds(512, GIB) > 5.0
+
+
+def test_a_fit_of_several_sizes_finds_the_terms():
+    link, truth = LinkModel(1e-4, 1e-5, 2e9), LinkModel(3e-3, 1e-4, 0.7e9)
+    sizes = [(1, 4096), (1, GIB), (64, 1 << 20), (64, GIB), (1024, 1 << 22), (1024, GIB)]
+    link.fit([Link("disk>dram", n, nbytes, float(truth.seconds(n, nbytes))) for n, nbytes in sizes])
+    for n, nbytes in ((16, 1 << 24), (512, 1 << 30)):
+        assert link.seconds(n, nbytes) == pytest.approx(float(truth.seconds(n, nbytes)), rel=0.05)
+
+
+class TestStalls:
+    name = read_link("disk")
+
+    def links(self) -> Links:
+        links = Links.seeded({"disk": StoreKind.NVME})
+        for _ in range(5):
+            links.observe(self.job(2.4e9))
+        links.revisit(0.0)
+        return links
+
+    def job(self, bandwidth: float) -> Link:
+        return Link(self.name, 512, GIB, GIB / bandwidth)
+
+    def test_one_stall_is_enough_and_ends_with_a_trial(self):
+        links = self.links()
+        links.stalled(self.name, 100.0)
+        assert not links.trusted(self.name)
+        assert links.trusted(reload_link())
+        links.revisit(100.0 + FIRST_WAIT_SECONDS - 0.1)
+        assert not links.trusted(self.name)
+        links.revisit(100.0 + FIRST_WAIT_SECONDS)
+        assert links.trusted(self.name)
+
+    def test_stalls_in_a_row_double_the_wait_up_to_a_bound(self):
+        links, now, waits = self.links(), 0.0, []
+        for _ in range(10):
+            links.stalled(self.name, now)
+            links.stalled(self.name, now)  # of a job that ran beside it
+            began = now
+            while not links.trusted(self.name):
+                now += 1.0
+                links.revisit(now)
+            waits.append(now - began)
+        assert waits[:3] == [5, 10, 20]
+        assert waits[-1] == LONGEST_WAIT_SECONDS
+
+    def test_a_job_that_ends_makes_the_next_wait_short_again(self):
+        links = self.links()
+        for now in (0.0, 100.0, 200.0):
+            links.stalled(self.name, now)
+            links.revisit(now + 99.0)
+        links.observe(self.job(2.4e9))
+        links.revisit(300.0)
+        links.stalled(self.name, 301.0)
+        links.revisit(301.0 + FIRST_WAIT_SECONDS)
+        assert links.trusted(self.name)
+
+    def test_a_link_found_slow_is_hoped_for_until_it_is_tried(self):
+        links = self.links()
+        at_best = float(links[self.name].seconds(512, GIB))
+        for _ in range(10):
+            links.observe(self.job(0.024e9))
+        links.revisit(0.0)
+        assert float(links[self.name].seconds(512, GIB)) > 50 * at_best
+        for now in range(1, 200):
+            links.revisit(float(now))
+        assert float(links[self.name].seconds(512, GIB)) == pytest.approx(at_best, rel=0.01)
+
+    def test_a_link_that_is_measured_is_what_was_measured(self):
+        links = self.links()
+        for now in range(100):
+            links.observe(self.job(0.1e9))
+            links.revisit(float(now))
+        assert links[self.name].seconds(512, GIB) == pytest.approx(GIB / 0.1e9, rel=0.05)
+
+    def test_a_link_at_its_best_is_not_made_faster(self):
+        links = self.links()
+        before = float(links[self.name].seconds(512, GIB))
+        for now in range(0, 1000, 10):
+            links.revisit(float(now))
+        assert links[self.name].seconds(512, GIB) == pytest.approx(before)
 
 
 def test_jobs_without_blocks_teach_nothing():

@@ -62,3 +62,36 @@ def test_step_operations_add_up_over_requests():
 def test_mode_of_the_policy_counts():
     assert plan_blocks(cost_model(CostMode.ALWAYS), 512, source=2) == 512
     assert plan_blocks(cost_model(CostMode.NEVER), 512, source=0) == 0
+
+
+class TestStalledLinks:
+    def plan(self, model: CostModel, sources: list[int]) -> int:
+        prompt = Prompt(len(sources) * BLOCK_SIZE, 0, BLOCK_SIZE, BLOCK_NBYTES)
+        valid = np.ones(len(sources) + 1, bool)
+        return model.plan(np.array(sources, np.uint8), valid, prompt).num_blocks
+
+    def fast_disk(self, mode: CostMode = CostMode.AUTO) -> CostModel:
+        model = cost_model(mode)
+        nbytes = 512 * BLOCK_NBYTES
+        model.observe_links([Link(read_link("disk"), 512, nbytes, nbytes / 30e9)] * 20)
+        return model
+
+    def test_blocks_of_a_stalled_store_are_not_loaded_and_those_before_them_are(self):
+        model, sources = self.fast_disk(), [0] * 200 + [1] * 100 + [0] * 200
+        assert self.plan(model, sources) == 500
+        model.links.stalled(read_link("disk"), 0.0)
+        assert self.plan(model, sources) == 200
+        assert self.plan(model, [1] * 500) == 0
+        model.links.revisit(1000.0)
+        assert self.plan(model, sources) == 500
+
+    def test_nothing_is_loaded_where_the_way_to_hbm_stalled(self):
+        model = self.fast_disk()
+        model.links.stalled(reload_link(), 0.0)
+        assert self.plan(model, [1] * 300) == 0
+        assert self.plan(model, [0] * 300) == 0
+
+    def test_always_means_always(self):
+        model = self.fast_disk(CostMode.ALWAYS)
+        model.links.stalled(read_link("disk"), 0.0)
+        assert self.plan(model, [1] * 300) == 300

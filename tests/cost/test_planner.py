@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,9 +11,12 @@ from hypothesis import strategies as st
 
 from kvtiers.cost.links import LinkModel, Links, StoreKind, read_link, reload_link
 from kvtiers.cost.planner import (
+    Objective,
     PlanPolicy,
     PlanReason,
     Prompt,
+    ReloadPlan,
+    delay_seconds,
     load_seconds,
     plan_reload,
 )
@@ -109,6 +114,65 @@ def test_every_plan_is_a_valid_cut_with_finite_times(situation, mode, margin):
         assert blocks == 0 or valid[blocks]
     times = (found.reload_seconds, found.recompute_seconds, found.chosen_seconds)
     assert all(0 < t < float("inf") for t in (*times, found.auto_seconds))
+
+
+@given(situation=situations(), objective=st.sampled_from(Objective), stages=st.integers(1, 80))
+def test_no_objective_or_overlap_is_worse_than_computing_or_loading_all(
+    situation, objective, stages
+):
+    policy = PlanPolicy(CostMode.AUTO, 0.0, objective, num_load_stages=stages)
+    found = plan_reload(*situation, policy)
+    assert found.num_blocks == 0 or situation[1][found.num_blocks]
+    assert 0 < found.compute_seconds <= found.chosen_seconds * (1 + 1e-12)
+    if objective is Objective.TTFT:
+        assert found.chosen_seconds <= min(found.recompute_seconds, found.reload_seconds)
+    if objective is Objective.THROUGHPUT:
+        none = plan_reload(*situation, PlanPolicy(CostMode.NEVER))
+        assert found.compute_seconds <= none.compute_seconds * (1 + 1e-12)
+
+
+@given(situation=situations(), stages=st.integers(1, 80))
+def test_overlap_never_takes_longer_than_load_then_compute(situation, stages):
+    serial, overlapped = (
+        plan_reload(*situation, PlanPolicy(CostMode.ALWAYS, 0.0, num_load_stages=n))
+        for n in (1, stages)
+    )
+    assert overlapped.chosen_seconds <= serial.chosen_seconds * (1 + 1e-12)
+    assert overlapped.chosen_seconds >= 0.5 * serial.chosen_seconds * (1 - 1e-12)
+    assert overlapped.recompute_seconds == pytest.approx(serial.recompute_seconds, rel=1e-12)
+
+
+@given(situation=situations(), factor=st.floats(1.0, 100.0))
+def test_a_faster_link_never_makes_a_plan_slower(situation, factor):
+    sources, valid, prompt, links, prefill = situation
+    faster = Links(
+        links.stores,
+        {
+            name: LinkModel(
+                model.latency_seconds,
+                model.seconds_per_piece,
+                factor * model.bandwidth_bytes_per_second,
+            )
+            for name, model in links.items()
+        },
+    )
+    for name in links:
+        faster.submitted(name, links.queued_nbytes(name))
+    policy = PlanPolicy(CostMode.AUTO, 0.0)
+    slow = plan_reload(sources, valid, prompt, links, prefill, policy)
+    fast = plan_reload(sources, valid, prompt, faster, prefill, policy)
+    assert fast.chosen_seconds <= slow.chosen_seconds * (1 + 1e-12)
+    assert fast.recompute_seconds == slow.recompute_seconds
+
+
+@given(situation=situations(), more=st.integers(1, 10_000))
+def test_a_longer_prompt_never_takes_less(situation, more):
+    sources, valid, prompt, links, prefill = situation
+    longer = replace(prompt, num_tokens=prompt.num_tokens + more)
+    policy = PlanPolicy(CostMode.AUTO, 0.0)
+    short = plan_reload(sources, valid, prompt, links, prefill, policy)
+    long = plan_reload(sources, valid, longer, links, prefill, policy)
+    assert long.chosen_seconds >= short.chosen_seconds * (1 - 1e-12)
 
 
 @given(situation=situations())
@@ -217,6 +281,107 @@ def test_slower_stage_of_the_pipeline_rules():
     assert seconds == pytest.approx(nbytes / 2e9 + BLOCK_NBYTES / 50e9, rel=0.02)
 
 
+class TestObjectives:
+    """8k tokens on a link that is a little too slow to wait for."""
+
+    links = one_disk(bare_link(3.5e9))
+
+    def plan(self, objective: Objective, links: Links | None = None) -> ReloadPlan:
+        sources, valid = np.ones(512, np.uint8), np.ones(513, bool)
+        prompt = Prompt(8192, 0, BLOCK_SIZE, BLOCK_NBYTES)
+        policy = PlanPolicy(CostMode.AUTO, 0.0, objective)
+        return plan_reload(sources, valid, prompt, links or self.links, h100(), policy)
+
+    def test_alone_it_computes_and_with_others_at_hand_it_shares(self):
+        assert self.plan(Objective.TTFT).num_blocks == 0
+        busy = self.plan(Objective.THROUGHPUT)
+        assert 0 < busy.num_blocks < 512
+        assert busy.compute_seconds == pytest.approx(busy.load_seconds, rel=0.05)
+
+    def test_a_queue_does_not_count_for_throughput(self):
+        """It is what others need; this one's own share of the link is the same."""
+        queued = one_disk(bare_link(3.5e9))
+        queued.submitted(read_link("disk"), 10**12)
+        assert (
+            self.plan(Objective.THROUGHPUT, queued).num_blocks
+            == self.plan(Objective.THROUGHPUT).num_blocks
+        )
+
+    def test_balanced_lies_between(self):
+        ttft = [self.plan(o).chosen_seconds for o in (Objective.TTFT, Objective.BALANCED)]
+        device = [self.plan(o).compute_seconds for o in (Objective.BALANCED, Objective.THROUGHPUT)]
+        assert ttft[0] <= ttft[1] <= self.plan(Objective.THROUGHPUT).chosen_seconds
+        assert device[1] <= device[0] <= self.plan(Objective.TTFT).compute_seconds
+
+
+class TestWaiting:
+    def test_a_load_is_free_while_the_device_is_busy(self):
+        sources, valid = np.ones(512, np.uint8), np.ones(513, bool)
+        links, chosen = one_disk(bare_link(3.0e9)), []
+        for wait in (0.0, 0.4):
+            prompt = Prompt(8192, 0, BLOCK_SIZE, BLOCK_NBYTES, wait_seconds=wait)
+            found = plan_reload(sources, valid, prompt, links, h100(), PlanPolicy())
+            chosen.append(found.num_blocks)
+            assert found.recompute_seconds == pytest.approx(wait + float(h100().seconds(8192)))
+        assert chosen == [0, 512]
+
+    def test_computing_counts_what_it_delays_others(self):
+        sources, valid = np.ones(512, np.uint8), np.ones(513, bool)
+        links, chosen = one_disk(bare_link(4.0e9)), []
+        for others in ((), (0.05, 0.1, 0.15), (1e3, 2e3)):
+            prompt = Prompt(8192, 0, BLOCK_SIZE, BLOCK_NBYTES, others_ready_seconds=others)
+            plan = plan_reload(sources, valid, prompt, links, h100(), PlanPolicy(margin=0.0))
+            chosen.append(plan.num_blocks)
+        assert (chosen[0], chosen[2]) == (0, 0)
+        assert chosen[1] > 256
+
+    def test_delay_of_others_is_the_sum_over_them(self):
+        """Written down without sums of sums: two wait in line, one comes, two are not touched."""
+        prompt = Prompt(
+            8192, 0, 16, 1, wait_seconds=2.0, others_ready_seconds=(9.0, 0.5, 1.5, 1.0, 3.0)
+        )
+        found = delay_seconds(np.array([1.0]), np.array([4.0]), prompt)
+        assert found.tolist() == [(4.0 - 2.0) + (4.0 - 2.0) + (4.0 - 3.0)]
+
+
+class TestDeadlines:
+    def test_a_load_that_would_end_too_late_is_not_planned(self):
+        links = one_disk(bare_link(8e9))
+        sources, valid = np.ones(4096, np.uint8), np.ones(4097, bool)
+        prompt = Prompt(65_536, 0, BLOCK_SIZE, BLOCK_NBYTES)
+
+        def found(deadline: float) -> ReloadPlan:
+            policy = PlanPolicy(deadline_seconds=deadline)
+            return plan_reload(sources, valid, prompt, links, h100(), policy)
+
+        assert found(10.0).num_blocks == 4096
+        part = found(0.7)
+        assert 0 < part.num_blocks < 4096
+        assert part.load_seconds <= 0.7
+        late = found(0.001)
+        assert (late.num_blocks, late.reason) == (0, PlanReason.PAST_DEADLINE)
+
+
+class TestPlanningAnew:
+    """200 of 512 blocks have come, and then none for a while."""
+
+    links = one_disk(bare_link(12e9))
+
+    def rest(self, stalled_seconds: float) -> ReloadPlan:
+        prompt = Prompt(8192, 0, BLOCK_SIZE, BLOCK_NBYTES).after(200, stalled_seconds)
+        sources, valid = np.ones(312, np.uint8), np.ones(313, bool)
+        return plan_reload(sources, valid, prompt, self.links, h100(), PlanPolicy())
+
+    def test_what_has_come_is_kept_and_the_rest_is_computed_once_the_stall_lasts(self):
+        assert self.rest(0.0).num_blocks == 312
+        assert self.rest(0.02).num_blocks == 312
+        stalled = self.rest(0.5)
+        assert stalled.num_blocks == 0
+        assert stalled.recompute_seconds == pytest.approx(
+            float(h100().seconds(312 * BLOCK_SIZE, 200 * BLOCK_SIZE))
+        )
+
+
 class TestReportedCases:
     def test_short_prompts_are_recomputed_and_long_ones_reloaded(self):
         """R109: prompts of 32 to 128k tokens and a disk of 2 GB/s."""
@@ -312,6 +477,15 @@ class TestMisuse:
 
     def test_store_must_exist(self):
         self.refuse("source 2 of 1 stores", sources=(0, 2))
+
+    @pytest.mark.parametrize("deadline", [0.0, -1.0, float("nan")])
+    def test_deadline_must_leave_time(self, deadline):
+        with pytest.raises(ValueError, match="deadline"):
+            PlanPolicy(deadline_seconds=deadline)
+
+    def test_a_load_has_a_stage(self):
+        with pytest.raises(ValueError, match="0 stages"):
+            PlanPolicy(num_load_stages=0)
 
     @pytest.mark.parametrize("margin", [-0.1, 1.1, float("nan")])
     def test_margin_must_be_a_share(self, margin):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtiers.cost.prefill import FALLBACK_SHAPE, PrefillModel
+from kvtiers.cost.known_models import KNOWN_MODELS
+from kvtiers.cost.prefill import FALLBACK_SHAPE, MeasuredPrefill, PrefillModel, PrefillSpeed
 
 from .machine import H100_FLOPS_PER_SECOND, h100
 
@@ -82,3 +83,103 @@ def test_observed_steps_predict_lengths_not_observed():
 def test_senseless_arguments_are_refused(flops, budget):
     with pytest.raises(ValueError, match=r"step|per second"):
         PrefillModel(0.0, flops, FALLBACK_SHAPE, budget)
+
+
+class TestThreeTerms:
+    """Matrices, attention and a step's own time are learnt apart."""
+
+    truth = PrefillSpeed(0.01, 4e14, 1.5e14)
+
+    def model(self, speed: PrefillSpeed | None = None) -> PrefillModel:
+        return PrefillModel.of(speed or PrefillSpeed(0.005, 6e14), FALLBACK_SHAPE, 8192)
+
+    def prompts(self, num: int, scatter: float, longest: int) -> list[MeasuredPrefill]:
+        rng, truth = np.random.default_rng(0), self.model(self.truth)
+        found = []
+        for _ in range(num):
+            n = int(np.exp(rng.uniform(np.log(16), np.log(longest))))
+            context = int(rng.integers(0, 40_000))
+            seconds = float(truth.seconds(n, context)) * rng.lognormal(0, scatter)
+            found.append(MeasuredPrefill(n, context, seconds))
+        return found
+
+    def check(self, model: PrefillModel, bound: float) -> None:
+        lengths = np.array([100, 1000, 10_000, 50_000, 120_000])
+        truth = self.model(self.truth)
+        for context in (0, 20_000):
+            error = model.seconds(lengths, context) / truth.seconds(lengths, context) - 1
+            assert np.abs(error).max() < bound
+
+    def test_a_fit_finds_all_three(self):
+        model = self.model()
+        model.fit(self.prompts(60, 0.02, longest=30_000))
+        self.check(model, 0.05)
+        assert model.step_seconds == pytest.approx(0.01, rel=0.2)
+        assert model.flops_per_second == pytest.approx(4e14, rel=0.1)
+        assert model.attention_flops_per_second == pytest.approx(1.5e14, rel=0.1)
+
+    def test_steps_one_by_one_find_all_three(self):
+        model = self.model()
+        for step in self.prompts(200, 0.05, longest=8192):
+            n, context = step.num_tokens, step.num_context_tokens
+            model.observe(float(FALLBACK_SHAPE.prefill_flops(n, context)), n, step.seconds)
+        self.check(model, 0.15)
+
+    def test_a_fit_of_nothing_changes_nothing(self):
+        model = self.model()
+        model.fit([MeasuredPrefill(0, 0, 1.0)])
+        assert model.num_observed == 0
+        assert model.step_seconds == 0.005
+
+
+class TestReadingWeights:
+    speed = PrefillSpeed(0.0, 8e14, flops_per_byte=8e14 / 3e12)
+
+    def model(self, name: str = "llama-3.1-8b") -> PrefillModel:
+        return PrefillModel.of(self.speed, KNOWN_MODELS[name].shape, 8192)
+
+    def test_one_token_takes_as_long_as_reading_all_weights(self):
+        shape = KNOWN_MODELS["llama-3.1-8b"].shape
+        nbytes = 2 * (shape.linear_params + shape.head_params)
+        assert self.model().seconds(1) == pytest.approx(nbytes / 3e12, rel=1e-4)
+
+    def test_a_large_chunk_hides_the_reading(self):
+        without = PrefillModel.of(PrefillSpeed(0.0, 8e14), self.model().shape, 8192)
+        assert self.model().seconds(8192) == without.seconds(8192)
+
+    def test_every_chunk_of_a_prompt_reads_anew(self):
+        """8,193 tokens: one whole step, and a step that reads the weights for one token."""
+        whole, one_more = (float(self.model().seconds(n)) for n in (8192, 8193))
+        assert one_more - whole == pytest.approx(float(self.model().seconds(1, 8192)), rel=1e-6)
+
+    def test_few_tokens_read_few_experts(self):
+        shape = KNOWN_MODELS["mixtral-8x7b"].shape
+        model = self.model("mixtral-8x7b")
+        active = 2 * (shape.linear_params + shape.head_params) / 3e12
+        everything = 2 * (shape.num_params - shape.embedding_params) / 3e12
+        assert model.seconds(1) == pytest.approx(active, rel=1e-3)
+        assert model.seconds(64) == pytest.approx(everything, rel=1e-3)
+
+    @given(n=tokens, context=tokens)
+    def test_more_tokens_never_take_less(self, n, context):
+        model = self.model("mixtral-8x7b")
+        assert 0 <= model.seconds(n, context) <= model.seconds(n + 1, context)
+
+    def test_a_decode_step_teaches_what_it_read(self):
+        """Steps that only read weights must not make prefill look slow."""
+        model = self.model()
+        before = float(model.seconds(8192))
+        for _ in range(300):
+            model.observe(float(model.shape.prefill_flops(1, 500)), 1, float(model.seconds(1, 500)))
+        assert model.seconds(8192) == pytest.approx(before, rel=0.02)
+
+
+def test_first_step_is_the_first_chunk():
+    model = h100()
+    assert model.first_step_seconds(20_000, 100) == model.seconds(8192, 100)
+    assert model.first_step_seconds(20, 100) == model.seconds(20, 100)
+
+
+def test_marginal_time_leaves_out_what_runs_anyway():
+    model = h100(step_seconds=1.0)
+    assert model.marginal_seconds(16, 1000) == pytest.approx(float(model.seconds(16, 1000)) - 1.0)
