@@ -81,7 +81,7 @@ class ReferenceModel:
         self._layers = [self._draw_layer() for _ in range(shape.num_layers)]
         self._head = self._drawn(shape.vocab_size, hidden, _LOGIT_SPREAD)
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def forward(
         self, chunks: Sequence[Chunk], kv: PagedKV, before_layer: BeforeLayer | None = None
     ) -> torch.Tensor:
@@ -169,9 +169,7 @@ class ReferenceModel:
 
     def _drawn(self, num_rows: int, num_columns: int, gain: float) -> torch.Tensor:
         """Draw a matrix that maps inputs of unit variance to outputs of variance ``gain**2``."""
-        values = torch.randn(
-            (num_rows, num_columns), generator=self._generator, device=self.device
-        )
+        values = torch.randn((num_rows, num_columns), generator=self._generator, device=self.device)
         return (values * (gain / math.sqrt(num_columns))).to(self._dtype)
 
 
@@ -215,9 +213,7 @@ def _mask(
     return seen if window is None else seen & (key > query - window)
 
 
-def _rotated(
-    heads: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
-) -> torch.Tensor:
+def _rotated(heads: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Rotate the halves of every head by its token's position."""
     cos, sin = rotation
     one, two = heads.float().chunk(2, dim=-1)

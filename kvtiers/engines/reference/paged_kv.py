@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -98,9 +99,7 @@ class PagedKV:
         tensor = self.layers[layer]
         itemsize = tensor.element_size()
         strides = tuple(stride * itemsize for stride in tensor.stride())
-        return TensorView(
-            f"layer{layer}", layer, 0, _AXES, tuple(tensor.shape), strides, itemsize
-        )
+        return TensorView(f"layer{layer}", layer, 0, _AXES, tuple(tensor.shape), strides, itemsize)
 
 
 def layer_ranges(num_layers: int, num_ranges: int) -> Sequence[range]:
@@ -112,4 +111,4 @@ def layer_ranges(num_layers: int, num_ranges: int) -> Sequence[range]:
     if not 1 <= num_ranges <= num_layers:
         raise ValueError(f"{num_layers} layers do not make {num_ranges} ranges")
     bounds = [num_layers * idx // num_ranges for idx in range(num_ranges + 1)]
-    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(bounds)]

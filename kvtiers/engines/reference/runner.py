@@ -19,7 +19,7 @@ from kvtiers.engines.reference.paged_kv import PagedKV
 from kvtiers.engines.reference.shape import ReferenceShape
 from kvtiers.model.config import Config
 from kvtiers.model.errors import CapacityError, ProtocolError
-from kvtiers.model.fingerprint import Fingerprint
+from kvtiers.model.fingerprint import Fingerprint, Scalar
 from kvtiers.model.frame import VERSION
 from kvtiers.model.keys import Rank, prefix_hash_chain
 from kvtiers.model.layout import KVLayout
@@ -336,5 +336,5 @@ def reference_fingerprint(shape: ReferenceShape, device: str, layout: KVLayout) 
     The weights follow from shape, seed and device.
     """
     payloads = {f"group{group.group}": group.describe_payload() for group in layout.groups}
-    facts = {"frame": VERSION, "engine": "reference", "device": device}
+    facts: dict[str, Scalar] = {"frame": VERSION, "engine": "reference", "device": device}
     return Fingerprint.of({**facts, **shape.facts(), **payloads})

@@ -1,5 +1,6 @@
 """The reference model computes what plain attention does, however its KV is cut and laid."""
 
+import itertools
 import random
 
 import pytest
@@ -12,7 +13,8 @@ from kvtiers.engines.reference.model import _TILE, Chunk, ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
 from kvtiers.engines.reference.shape import ReferenceShape
 from kvtiers.model.errors import ConfigError
-from tests.engines.reference.small import TOLERANCE, plain_logits, prompt_of, small_shape
+
+from .small import TOLERANCE, plain_logits, prompt_of, small_shape
 
 WINDOWS = (None, 5)
 MODELS = {window: ReferenceModel(small_shape(window)) for window in WINDOWS}
@@ -24,7 +26,7 @@ def chunked(model, tokens, cuts, block_ids, block_size):
     bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(tokens)}), len(tokens)]
     return [
         (end - 1, model.forward([Chunk(tokens[start:end], start, block_ids)], kv)[0])
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        for start, end in itertools.pairwise(bounds)
     ]
 
 

@@ -10,7 +10,8 @@ from kvtiers.engines.reference.runner import ReferenceRunner, RunnerSettings
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import CapacityError
 from kvtiers.testing.faults import WrapperStore
-from tests.engines.reference.small import plain_logits, prompt_of, small_shape
+
+from .small import plain_logits, prompt_of, small_shape
 
 MODEL = ReferenceModel(small_shape())
 SETTINGS = RunnerSettings(num_blocks=40, block_size=4, max_tokens_per_step=16)
