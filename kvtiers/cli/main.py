@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kvtiers import __version__
-from kvtiers.cli import config, demo, info
+from kvtiers.cli import bench, config, demo, info
 
 app = typer.Typer(
     name="kvtiers",
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.add_typer(config.app, name="config")
 app.command("info")(info.info)
 app.command("demo")(demo.demo)
+app.command("bench")(bench.bench)
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,135 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from kvtiers.cost.links import LinkModel, Links, offload_link, read_link, reload_link, write_link
-from kvtiers.cost.prefill import ModelShape, PrefillModel, PrefillSpeed
+from kvtiers.cost.hardware import Figure, Hardware, Storage
 from kvtiers.model.errors import ConfigError
 
 GB: Final = 10**9
-WEIGHT_NBYTES: Final[Mapping[str, float]] = MappingProxyType({"fp32": 4, "bf16": 2, "fp8": 1})
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number, and who says so."""
-
-    value: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """One accelerator and its way to the host.
-
-    Attributes:
-        title: as people call it.
-        peak_flops: dense operations per second, by data type of the weights.
-        matmul_efficiency: share of the peak that large matrix products reach, by data type.
-        attention_dtype: data type of attention, whatever the weights have.
-        attention_efficiency: share of that peak that attention reaches.
-        memory_nbytes: of the accelerator. memory_bandwidth: bytes per second.
-        host_bandwidth: bytes per second between host and accelerator, one way, as measured.
-        seconds_per_copy: of one copy call beside its bytes.
-        peer_bandwidth: bytes per second between ranks, one way.
-        step_seconds: of an engine step beside reading weights and multiplying.
-    """
-
-    title: str
-    peak_flops: Mapping[str, Figure]
-    matmul_efficiency: Mapping[str, Figure]
-    attention_dtype: str
-    attention_efficiency: Figure
-    memory_nbytes: Figure
-    memory_bandwidth: Figure
-    host_bandwidth: Figure
-    seconds_per_copy: Figure
-    peer_bandwidth: Figure
-    step_seconds: Figure
-
-    def speed(
-        self, shape: ModelShape, dtype: str = "bf16", tensor_parallel_size: int = 1
-    ) -> PrefillSpeed:
-        """Return the speed of an engine with one model on so many of these.
-
-        Between ranks, every layer sums twice over all of them: a ring sends
-        ``2 (ranks - 1) / ranks`` of a token's hidden state (2 bytes an element).
-
-        Raises:
-            ConfigError: there is no figure for that data type.
-        """
-        if dtype not in self.peak_flops:
-            known = ", ".join(sorted(self.peak_flops))
-            raise ConfigError(f"{self.title} has no figure for {dtype!r}; known: {known}")
-        ranks = tensor_parallel_size
-        efficiency = self.matmul_efficiency.get(dtype) or next(
-            iter(self.matmul_efficiency.values())
-        )
-        matmul = ranks * self.peak_flops[dtype].value * efficiency.value
-        exchanged = 2 * shape.num_layers * 2 * (ranks - 1) / ranks * 2 * shape.hidden_size
-        per_token = float(shape.linear_flops(1))
-        seconds = per_token / matmul + exchanged / self.peer_bandwidth.value
-        attention = self.peak_flops[self.attention_dtype].value * self.attention_efficiency.value
-        return PrefillSpeed(
-            step_seconds=self.step_seconds.value,
-            flops_per_second=per_token / seconds,
-            attention_flops_per_second=ranks * attention,
-            flops_per_byte=per_token / seconds / (ranks * self.memory_bandwidth.value),
-            weight_element_nbytes=WEIGHT_NBYTES[dtype],
-        )
-
-    def prefill(
-        self,
-        shape: ModelShape,
-        max_tokens_per_step: int,
-        dtype: str = "bf16",
-        tensor_parallel_size: int = 1,
-    ) -> PrefillModel:
-        """Return the prefill model of such an engine; see `speed`."""
-        speed = self.speed(shape, dtype, tensor_parallel_size)
-        return PrefillModel.of(speed, shape, max_tokens_per_step)
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """One medium below DRAM.
-
-    Attributes:
-        title: as people call it.
-        read_bandwidth, write_bandwidth: bytes per second of large pieces.
-        latency_seconds: of one job, however small.
-        seconds_per_piece: of one block beside its bytes.
-    """
-
-    title: str
-    read_bandwidth: Figure
-    write_bandwidth: Figure
-    latency_seconds: Figure
-    seconds_per_piece: Figure
-
-
-def catalogued_links(
-    hardware: Hardware, stores: Mapping[str, Storage], copies_per_block: int = 1
-) -> Links:
-    """Return the links of a machine on paper.
-
-    Args:
-        stores: by name, in the order of `Transfer.stores`.
-        copies_per_block: copy calls that HBM needs for one block.
-    """
-    per_block = copies_per_block * hardware.seconds_per_copy.value
-    host = (hardware.seconds_per_copy.value, per_block, hardware.host_bandwidth.value)
-    models = {offload_link(): LinkModel(*host), reload_link(): LinkModel(*host)}
-    for name, storage in stores.items():
-        fixed = (storage.latency_seconds.value, storage.seconds_per_piece.value)
-        models[read_link(name)] = LinkModel(*fixed, storage.read_bandwidth.value)
-        models[write_link(name)] = LinkModel(*fixed, storage.write_bandwidth.value)
-    return Links(tuple(stores), models)
-
 
 # How much is reached. None of it comes from a published comparison of reload and recompute.
 
@@ -371,6 +250,31 @@ STORAGE: Final[Mapping[str, Storage]] = MappingProxyType(
         ),
     }
 )
+
+
+# What CUDA calls a device -> its name here; the first that the driver's name contains.
+_DRIVER_NAMES: Final = (
+    ("H100 PCIe", "h100-pcie"),
+    ("H100 80GB HBM3", "h100"),
+    ("H200", "h200"),
+    ("B200", "b200"),
+    ("A100-SXM4-80GB", "a100"),
+    ("A100 80GB PCIe", "a100-pcie"),
+    ("L40S", "l40s"),
+    ("A10G", "a10g"),
+    ("GeForce RTX 4090", "rtx4090"),
+)
+
+
+def hardware_of_driver(name: str) -> Hardware | None:
+    """Return the device that a CUDA driver calls ``name``; None for one without figures.
+
+    A partition of a device (MIG) is not the device.
+    """
+    if "MIG" in name:
+        return None
+    found = next((known for part, known in _DRIVER_NAMES if part in name), None)
+    return None if found is None else HARDWARE[found]
 
 
 _Entry = TypeVar("_Entry", Hardware, Storage)

@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtiers.cost.learning import LearnedSum
-from kvtiers.cost.trust import Trust
+from kvtiers.cost.trust import Standing, Trust
 from kvtiers.model.messages import DRAM, HBM, Link
 
 logger = logging.getLogger(__name__)
 
 Float64s = npt.NDArray[np.float64]
+
+_GOOD_TRIAL: Final = 4.0  # times what a link took at its best; stalls take a hundred times as long
 
 
 class StoreKind(StrEnum):
@@ -150,6 +152,10 @@ class LinkModel:
         if num_blocks > 0 and seconds > float(self.seconds(num_blocks, nbytes)):
             self.observe(num_blocks, nbytes, seconds)
 
+    def seconds_at_best(self, num_blocks: int, nbytes: int) -> float:
+        """Return the seconds of a job on an idle link that is as fast as it has been at best."""
+        return _dot(self._at_best, (1.0, float(num_blocks), float(nbytes)))
+
     def hope(self) -> None:
         """Believe the link to be twice as fast, at most as fast as it has been at its best.
 
@@ -238,12 +244,17 @@ class Links(Mapping[str, LinkModel]):
             self._models[link.name] = model
             self._queued[link.name] = 0
             self._trust[link.name] = Trust()
+        trust = self._trust[link.name]
+        if trust.standing is Standing.ON_TRIAL and link.num_blocks > 0:
+            well = model.seconds_at_best(link.num_blocks, link.nbytes) * _GOOD_TRIAL
+            (trust.regain if link.seconds <= well else trust.fail)()
         model.observe(link.num_blocks, link.nbytes, link.seconds)
 
     def stalled(self, name: str, now: float) -> None:
         """Note that a job's deadline passed on a link: it is not used for a while.
 
-        The wait doubles with every stall in a row, and ends with a trial; see `Trust`.
+        The wait doubles with every stall in a row, and ends with trials; see `Trust`. A trial is
+        judged by the next job that is measured.
         """
         self._trust[name].lose(now)
 
@@ -253,9 +264,9 @@ class Links(Mapping[str, LinkModel]):
             if self._trust[name].pass_time(now, model.num_observed):
                 model.hope()
 
-    def trusted(self, name: str) -> bool:
-        """Return whether loads may be planned on a link."""
-        return self._trust[name].held
+    def standing(self, name: str) -> Standing:
+        """Return what a link may be used for."""
+        return self._trust[name].standing
 
     def submitted(self, name: str, nbytes: int) -> None:
         """Count bytes that were ordered on a link. Raises KeyError: no such link."""
@@ -268,6 +279,10 @@ class Links(Mapping[str, LinkModel]):
     def queued_nbytes(self, name: str) -> int:
         """Return the bytes that were submitted on a link and are not done."""
         return self._queued[name]
+
+    def without_queues(self) -> Links:
+        """Return the same links, the models shared, with nothing queued."""
+        return Links(self.stores, self._models)
 
     def forget_queues(self) -> None:
         """Start every queue at 0: a new epoch voids what was ordered before."""

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvtiers.cost.links import Links, read_link, reload_link
 from kvtiers.cost.planner import (
     Bools,
     PlanPolicy,
+    PlanReason,
     Prompt,
     ReloadPlan,
     pipelined_seconds,
     plan_reload,
 )
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Victim, plan_preempt
 from kvtiers.cost.prefill import PrefillModel
+from kvtiers.cost.trust import Standing
+from kvtiers.cost.value import seconds_saved
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import Link, UInt8s
+
+Float64s = npt.NDArray[np.float64]
+
+TRIAL_BLOCKS: Final = 8  # enough to tell a stall from a link; 16 MiB of Llama-3.1-8B
 
 
 class CostModel:
@@ -36,21 +47,43 @@ class CostModel:
     def plan(self, sources: UInt8s, valid: Bools, prompt: Prompt) -> ReloadPlan:
         """Choose how many leading blocks to reload; see `plan_reload`.
 
-        In mode AUTO, none that a link without trust would have to bring; see `Links.stalled`.
+        In mode AUTO, none that a link has to bring which stalled, and only a few of those of a
+        link on trial; see `Links.stalled`.
         """
-        if self.policy.mode is CostMode.AUTO:
-            valid = self._trusted(sources, valid)
-        return plan_reload(sources, valid, prompt, self.links, self.prefill, self.policy)
+        lost = self._first_behind(sources, Standing.LOST)
+        tried = self._first_behind(sources, Standing.ON_TRIAL)
+        if self.policy.mode is not CostMode.AUTO or min(lost, tried) == len(sources):
+            return plan_reload(sources, valid, prompt, self.links, self.prefill, self.policy)
+        cuts = np.arange(len(valid))
+        valid = valid & (cuts <= lost)
+        plan = plan_reload(sources, valid, prompt, self.links, self.prefill, self.policy)
+        if plan.num_blocks <= tried:
+            return plan
+        few = valid & (cuts <= tried + TRIAL_BLOCKS)
+        always = replace(self.policy, mode=CostMode.ALWAYS)
+        trial = plan_reload(sources, few, prompt, self.links, self.prefill, always)
+        return replace(trial, reason=PlanReason.TRIAL)
 
-    def _trusted(self, sources: UInt8s, valid: Bools) -> Bools:
-        """Return the cut points whose blocks all lie on links that are trusted."""
+    def preempt(self, victim: Victim, mode: PreemptMode = PreemptMode.COST) -> PreemptPlan:
+        """Choose between swapping a victim and computing it again; see `plan_preempt`."""
+        return plan_preempt(victim, self.links, self.prefill, mode)
+
+    def seconds_saved(
+        self, positions: npt.ArrayLike, block_size: int, block_nbytes: int, source: int
+    ) -> Float64s:
+        """Return what one reused block saves; see `kvtiers.cost.value.seconds_saved`."""
+        return seconds_saved(positions, block_size, block_nbytes, source, self.links, self.prefill)
+
+    def _first_behind(self, sources: UInt8s, standing: Standing) -> int:
+        """Return the first block that a link of some standing has to bring."""
         names = (reload_link(), *map(read_link, self.links.stores))
-        lost = [idx for idx, name in enumerate(names) if not self.links.trusted(name)]
-        if not lost:
-            return valid
-        barred = np.isin(sources, lost) if 0 not in lost else np.ones(len(sources), np.bool_)
-        first = int(np.argmax(barred)) if barred.any() else len(sources)
-        return np.asarray(valid & (np.arange(len(valid)) <= first), dtype=np.bool_)
+        barred = [idx for idx, name in enumerate(names) if self.links.standing(name) is standing]
+        if not barred:
+            return len(sources)
+        if 0 in barred:  # every block takes the way to HBM
+            return 0
+        found = np.isin(sources, barred)
+        return int(np.argmax(found)) if found.any() else len(sources)
 
     def predict_load_seconds(self, num_blocks_by_source: Sequence[int], block_nbytes: int) -> float:
         """Return the seconds until a reload has all its blocks in HBM.

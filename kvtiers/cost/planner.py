@@ -37,6 +37,7 @@ class PlanReason(StrEnum):
     RECOMPUTE_FASTER = "recompute_faster"  # AUTO: no reload is faster than none
     PAST_DEADLINE = "past_deadline"  # AUTO: every reload that is faster ends too late
     WITHIN_MARGIN = "within_margin"  # AUTO: a reload is faster, by less than the margin
+    TRIAL = "trial"  # AUTO: a few blocks, to see how a link is that stalled
     ALWAYS = "always"  # the mode says so
     NEVER = "never"  # the mode says so
     SHADOW = "shadow"  # the mode says so; see `ReloadPlan.auto_num_blocks`

@@ -14,12 +14,6 @@ from kvtiers.cost.learning import LearnedSum
 
 Float64s = npt.NDArray[np.float64]
 
-# One H100 (989 TFLOP/s dense bf16) at a utilisation of 0.6: published TTFTs of Llama-3.1-8B imply
-# 0.64 at 10k tokens to 0.59 at 100k (vLLM's offloading article, January 2026).
-SEED_FLOPS_PER_SECOND: Final = 0.6 * 989e12
-# Scheduling, launches and sampling of one step; an order of magnitude, not measured.
-SEED_STEP_SECONDS: Final = 0.005
-
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:

@@ -9,11 +9,11 @@ import pytest
 from kvtiers.cost.catalogue import (
     HARDWARE,
     STORAGE,
-    Figure,
-    catalogued_links,
+    hardware_of_driver,
     known_hardware,
     known_storage,
 )
+from kvtiers.cost.hardware import Figure, catalogued_links
 from kvtiers.cost.known_models import known_model
 from kvtiers.cost.links import read_link, reload_link, write_link
 from kvtiers.model.errors import ConfigError
@@ -101,6 +101,18 @@ def test_links_on_paper_have_every_direction():
     assert links[reload_link()].seconds_per_piece == pytest.approx(32 * 4e-6)
 
 
+def test_ranks_share_a_store_and_have_a_host_link_each():
+    one, four = (
+        catalogued_links(HARDWARE["h100"], {"disk": STORAGE["nvme-gen4"]}, num_ranks=n)
+        for n in (1, 4)
+    )
+    disk, host = read_link("disk"), reload_link()
+    shared = [links[disk].bandwidth_bytes_per_second for links in (one, four)]
+    own = [links[host].bandwidth_bytes_per_second for links in (one, four)]
+    assert shared[0] == pytest.approx(4 * shared[1])
+    assert own[0] == own[1]
+
+
 @pytest.mark.parametrize(
     ("known", "name", "hint"),
     [
@@ -114,6 +126,29 @@ def test_unknown_names_list_the_known_ones(known, name, hint):
         known(name)
     assert hint in str(refused.value)
     assert "Known: " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+    ],
+)
+def test_the_driver_s_name_leads_to_the_figures(driver, name):
+    assert hardware_of_driver(driver) is HARDWARE[name]
+
+
+@pytest.mark.parametrize(
+    "driver",
+    ["NVIDIA GeForce RTX 3090", "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"],
+)
+def test_a_device_without_figures_is_not_guessed(driver):
+    assert hardware_of_driver(driver) is None
 
 
 def test_names_may_be_written_large():

@@ -18,7 +18,7 @@ from kvtiers.cost.links import (
     reload_link,
     write_link,
 )
-from kvtiers.cost.trust import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
+from kvtiers.cost.trust import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, Standing
 from kvtiers.model.messages import Link
 
 counts = st.integers(0, 1_000_000)
@@ -142,39 +142,55 @@ class TestStalls:
     def job(self, bandwidth: float) -> Link:
         return Link(self.name, 512, GIB, GIB / bandwidth)
 
-    def test_one_stall_is_enough_and_ends_with_a_trial(self):
+    def test_one_stall_is_enough_and_the_wait_ends_with_a_trial(self):
         links = self.links()
         links.stalled(self.name, 100.0)
-        assert not links.trusted(self.name)
-        assert links.trusted(reload_link())
+        assert links.standing(self.name) is Standing.LOST
+        assert links.standing(reload_link()) is Standing.HELD
         links.revisit(100.0 + FIRST_WAIT_SECONDS - 0.1)
-        assert not links.trusted(self.name)
+        assert links.standing(self.name) is Standing.LOST
         links.revisit(100.0 + FIRST_WAIT_SECONDS)
-        assert links.trusted(self.name)
+        assert links.standing(self.name) is Standing.ON_TRIAL
 
-    def test_stalls_in_a_row_double_the_wait_up_to_a_bound(self):
-        links, now, waits = self.links(), 0.0, []
-        for _ in range(10):
-            links.stalled(self.name, now)
-            links.stalled(self.name, now)  # of a job that ran beside it
+    def test_a_trial_that_ends_well_gives_all_trust_back(self):
+        links = self.links()
+        links.stalled(self.name, 0.0)
+        links.revisit(FIRST_WAIT_SECONDS)
+        links.observe(self.job(1.0e9))
+        assert links.standing(self.name) is Standing.HELD
+
+    def waits(self, links: Links, num: int, *, stalls: bool) -> list[float]:
+        """Return how long a link is avoided again and again, by stalls or by slow trials."""
+        now, waits = 0.0, []
+        links.stalled(self.name, now)
+        for _ in range(num):
             began = now
-            while not links.trusted(self.name):
+            while links.standing(self.name) is Standing.LOST:
                 now += 1.0
                 links.revisit(now)
             waits.append(now - began)
+            if stalls:
+                links.stalled(self.name, now)
+                links.stalled(self.name, now)  # of a job that ran beside it
+            else:
+                links.observe(self.job(0.024e9))
+                links.revisit(now)
+        return waits
+
+    @pytest.mark.parametrize("stalls", [True, False])
+    def test_trials_that_go_badly_double_the_wait_up_to_a_bound(self, stalls):
+        waits = self.waits(self.links(), 10, stalls=stalls)
         assert waits[:3] == [5, 10, 20]
         assert waits[-1] == LONGEST_WAIT_SECONDS
 
-    def test_a_job_that_ends_makes_the_next_wait_short_again(self):
+    def test_trust_regained_makes_the_next_wait_short_again(self):
         links = self.links()
-        for now in (0.0, 100.0, 200.0):
-            links.stalled(self.name, now)
-            links.revisit(now + 99.0)
+        assert self.waits(links, 4, stalls=True)[-1] == 40
+        links.revisit(1000.0)
         links.observe(self.job(2.4e9))
-        links.revisit(300.0)
-        links.stalled(self.name, 301.0)
-        links.revisit(301.0 + FIRST_WAIT_SECONDS)
-        assert links.trusted(self.name)
+        links.stalled(self.name, 1001.0)
+        links.revisit(1001.0 + FIRST_WAIT_SECONDS)
+        assert links.standing(self.name) is Standing.ON_TRIAL
 
     def test_a_link_found_slow_is_hoped_for_until_it_is_tried(self):
         links = self.links()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtiers.cost.links import Links, StoreKind, read_link, reload_link
-from kvtiers.cost.model import CostModel
-from kvtiers.cost.planner import PlanPolicy, Prompt, load_seconds
+from kvtiers.cost.links import Links, StoreKind, offload_link, read_link, reload_link
+from kvtiers.cost.model import TRIAL_BLOCKS, CostModel
+from kvtiers.cost.planner import PlanPolicy, PlanReason, Prompt, load_seconds
+from kvtiers.cost.preempt import PreemptMode, Victim
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import Link
 
@@ -82,8 +83,35 @@ class TestStalledLinks:
         model.links.stalled(read_link("disk"), 0.0)
         assert self.plan(model, sources) == 200
         assert self.plan(model, [1] * 500) == 0
+
+    def test_a_trial_loads_a_few_blocks_and_its_end_decides(self):
+        model, sources = self.fast_disk(), [0] * 200 + [1] * 300
+        model.links.stalled(read_link("disk"), 0.0)
         model.links.revisit(1000.0)
+        prompt = Prompt(len(sources) * BLOCK_SIZE, 0, BLOCK_SIZE, BLOCK_NBYTES)
+        found = model.plan(np.array(sources, np.uint8), np.ones(501, bool), prompt)
+        assert (found.num_blocks, found.reason) == (200 + TRIAL_BLOCKS, PlanReason.TRIAL)
+        nbytes = TRIAL_BLOCKS * BLOCK_NBYTES
+        model.observe_links([Link(read_link("disk"), TRIAL_BLOCKS, nbytes, nbytes / 25e9)])
         assert self.plan(model, sources) == 500
+
+    def test_what_would_be_computed_anyway_is_not_tried(self):
+        model = cost_model()
+        model.links.stalled(read_link("disk"), 0.0)
+        model.links.revisit(1000.0)
+        assert self.plan(model, [1] * 100) == 0
+
+    def test_preemption_and_values_use_what_is_known_now(self):
+        model = cost_model()
+        victim = Victim(32_768, BLOCK_SIZE, BLOCK_NBYTES)
+        assert model.preempt(victim).swap
+        assert not model.preempt(victim, PreemptMode.RECOMPUTE).swap
+        before = model.seconds_saved(100_000, BLOCK_SIZE, BLOCK_NBYTES, 0)
+        nbytes = 512 * BLOCK_NBYTES
+        model.observe_links([Link(reload_link(), 512, nbytes, nbytes / 1e9)] * 20)
+        model.observe_links([Link(offload_link(), 512, nbytes, nbytes / 1e9)] * 20)
+        assert not model.preempt(victim).swap
+        assert model.seconds_saved(100_000, BLOCK_SIZE, BLOCK_NBYTES, 0) < before
 
     def test_nothing_is_loaded_where_the_way_to_hbm_stalled(self):
         model = self.fast_disk()

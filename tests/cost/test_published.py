@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtiers.cost.catalogue import HARDWARE, STORAGE, catalogued_links
+from kvtiers.cost.catalogue import HARDWARE, STORAGE
+from kvtiers.cost.hardware import catalogued_links
 from kvtiers.cost.known_models import known_model
 from kvtiers.cost.links import LinkModel, reload_link
 from kvtiers.cost.planner import PlanPolicy, Prompt, plan_reload
