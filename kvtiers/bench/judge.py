@@ -12,7 +12,6 @@ import numpy as np
 
 from kvtiers.bench.measure import SPLIT, Measured
 from kvtiers.bench.plan import RECOMPUTE, MeasuredPlan
-from kvtiers.bench.split import Split
 from kvtiers.cost.break_even import break_even_tokens
 from kvtiers.cost.links import LinkModel, Links, read_link, reload_link
 from kvtiers.cost.planner import PlanPolicy, Prompt, ReloadPlan, plan_reload
@@ -86,20 +85,27 @@ class Regret:
 
 @dataclass(frozen=True, slots=True)
 class SplitGain:
-    """A layer-wise split beside both pure choices, all three measured in turn by one means."""
+    """A layer-wise split beside both pure choices, all three measured in turn by one means.
+
+    Attributes:
+        num_blocks: of the prompt. num_loaded_blocks: of them, in a split; the rest is computed.
+        split_seconds, recompute_seconds, reload_seconds: medians.
+        gain: how many times faster than the better pure choice, the median over the rounds.
+    """
 
     num_tokens: int
     num_blocks: int
     num_loaded_blocks: int
+    num_rounds: int
     split_seconds: float
     recompute_seconds: float
     reload_seconds: float
-    predicted_seconds: float
+    gain: float
 
     @property
-    def gain(self) -> float:
-        """How many times faster than the better pure choice."""
-        return min(self.recompute_seconds, self.reload_seconds) / self.split_seconds
+    def alike(self) -> bool:
+        """Whether load and computation were within a factor of `COMPARABLE` of each other."""
+        return 1 / COMPARABLE <= self.recompute_seconds / self.reload_seconds <= COMPARABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +134,7 @@ class Verdict:
         for row, comparison in zip(plain["comparisons"], self.comparisons, strict=True):
             row["error"] = comparison.error
         for row, split in zip(plain["splits"], self.splits, strict=True):
-            row["gain"] = split.gain
+            row["alike"] = split.alike
         return plain
 
 
@@ -138,15 +144,22 @@ class Calibrated:
     Reload times are fitted as a request sees them, from its order to its last block: waits
     between steps and the control plane's part are in the links' latencies.
 
+    Args:
+        slowdown: how many times longer the engine takes now than when it was measured: other
+            work of the machine comes and goes.
+
     Raises:
         ValueError: too few lengths were measured.
     """
 
-    def __init__(self, plan: MeasuredPlan, points: Sequence[Measured]) -> None:
+    def __init__(
+        self, plan: MeasuredPlan, points: Sequence[Measured], slowdown: float = 1.0
+    ) -> None:
         fitted = [p for p in points if p.num_tokens in plan.fitted_lengths and p.way != SPLIT]
         if len({p.num_tokens for p in fitted if p.way == RECOMPUTE}) < 2:
             raise ValueError("two lengths must be measured before a model can be fitted")
         self.plan = plan
+        self._slowdown = slowdown
         self.shape = model_shape(plan.shape.to_hf_config())
         self.prefill = self._fit_prefill([self._prefill_of(point) for point in fitted])
         self.links = self._fit_links(fitted)
@@ -187,7 +200,8 @@ class Calibrated:
 
     def _prefill_of(self, point: Measured) -> MeasuredPrefill:
         context = point.num_loaded_blocks * self.plan.block_size
-        return MeasuredPrefill(point.num_tokens - context, context, point.rest_seconds)
+        seconds = self._slowdown * point.rest_seconds
+        return MeasuredPrefill(point.num_tokens - context, context, seconds)
 
     def _fit_prefill(self, prompts: Sequence[MeasuredPrefill]) -> PrefillModel:
         """Fit the engine's speed. The seed is as fast as the fastest prompt was as a whole."""
@@ -223,24 +237,33 @@ class Calibrated:
         return Links(self.plan.stores, models)
 
 
-def choose_splits(calibrated: Calibrated, tier: str) -> list[Split]:
-    """Return the splits worth measuring, each with both pure choices of its length.
+def comparable_lengths(calibrated: Calibrated, tier: str) -> list[int]:
+    """Return the lengths where a split is worth measuring: load and computation are alike there.
 
-    Those are where load and computation are alike, nearest first, by the model's account.
+    At most `MAX_SPLIT_LENGTHS`, those that are most alike by the model's account.
     """
-    plan = calibrated.plan
     ratios = {}
-    for num_tokens in plan.lengths:
+    for num_tokens in calibrated.plan.lengths:
         serial = calibrated.plan_at(tier, num_tokens)
         ratios[num_tokens] = abs(math.log(serial.reload_seconds / serial.recompute_seconds))
     near = [n for n in sorted(ratios, key=ratios.__getitem__) if ratios[n] <= math.log(COMPARABLE)]
-    splits = []
-    for num_tokens in sorted(near[:MAX_SPLIT_LENGTHS]):
-        most = (num_tokens - 1) // plan.block_size
-        best = calibrated.plan_at(tier, num_tokens, plan.num_stages).num_blocks
-        if 0 < best < most:
-            splits += [Split(num_tokens, num) for num in (0, most, best)]
-    return splits
+    return sorted(near[:MAX_SPLIT_LENGTHS])
+
+
+def best_split(plan: MeasuredPlan, points: Sequence[Measured], num_tokens: int) -> int:
+    """Return how many blocks the planner loads beside the computation of the rest.
+
+    The first splits without a load say how fast the machine computes at the moment.
+    """
+    usual = Calibrated(plan, points)
+    tier = split_tier(plan)
+    now = [
+        p.ttft_seconds / usual.plan_at(tier, p.num_tokens).recompute_seconds
+        for p in points
+        if p.way == SPLIT and p.num_loaded_blocks == 0 and p.repeat == 0
+    ]
+    slowdown = statistics.median(now) if now else 1.0
+    return Calibrated(plan, points, slowdown).plan_at(tier, num_tokens, plan.num_stages).num_blocks
 
 
 def judge(plan: MeasuredPlan, points: Sequence[Measured], complete: bool) -> Verdict:
@@ -258,7 +281,7 @@ def judge(plan: MeasuredPlan, points: Sequence[Measured], complete: bool) -> Ver
         comparisons=tuple(comparisons),
         crossovers=tuple(_crossover(calibrated, comparisons, tier) for tier in plan.tiers),
         regrets=tuple(_regrets(calibrated, comparisons)),
-        splits=tuple(_split_gains(calibrated, points)),
+        splits=tuple(_split_gains(plan, points)),
         median_error=statistics.median(c.error for c in judged) if judged else None,
         allowed_error=max(ALLOWED_ERROR, SPREADS_ALLOWED * spread),
         calibrated=calibrated.coefficients(),
@@ -327,35 +350,27 @@ def _regrets(calibrated: Calibrated, comparisons: Sequence[Comparison]) -> list[
     return found
 
 
-def _split_gains(calibrated: Calibrated, points: Sequence[Measured]) -> list[SplitGain]:
-    plan = calibrated.plan
-    medians: dict[int, dict[int, float]] = {}
-    for num_tokens, num_blocks in {
-        (p.num_tokens, p.num_loaded_blocks) for p in points if p.way == SPLIT
-    }:
-        medians.setdefault(num_tokens, {})[num_blocks] = statistics.median(
-            p.ttft_seconds
-            for p in points
-            if (p.way, p.num_tokens, p.num_loaded_blocks) == (SPLIT, num_tokens, num_blocks)
-        )
+def _split_gains(plan: MeasuredPlan, points: Sequence[Measured]) -> list[SplitGain]:
     found = []
-    for num_tokens, by_blocks in sorted(medians.items()):
+    for num_tokens in sorted({p.num_tokens for p in points if p.way == SPLIT}):
         most = (num_tokens - 1) // plan.block_size
-        parts = [num for num in by_blocks if num not in (0, most)]
-        if len(by_blocks) < 3 or not parts:
+        seconds = {
+            (p.num_loaded_blocks, p.repeat): p.ttft_seconds
+            for p in points
+            if (p.way, p.num_tokens) == (SPLIT, num_tokens)
+        }
+        parts = [num for num, _ in seconds if num not in (0, most)]
+        rounds = [
+            (seconds[0, r], seconds[most, r], seconds[parts[0], r])
+            for r in range(plan.num_repeats)
+            if parts and {(0, r), (most, r), (parts[0], r)} <= seconds.keys()
+        ]
+        if not rounds:
             continue
-        best = min(parts, key=by_blocks.__getitem__)
-        predicted = calibrated.plan_at(split_tier(plan), num_tokens, plan.num_stages)
+        gain = statistics.median(min(pure[:2]) / pure[2] for pure in rounds)
+        recompute, reload, split = (statistics.median(way) for way in zip(*rounds, strict=True))
         found.append(
-            SplitGain(
-                num_tokens,
-                most,
-                best,
-                by_blocks[best],
-                by_blocks[0],
-                by_blocks[most],
-                predicted.chosen_seconds,
-            )
+            SplitGain(num_tokens, most, parts[0], len(rounds), split, recompute, reload, gain)
         )
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from kvtiers.bench.lives import Lives
-from kvtiers.bench.plan import DRAM, NVME, RECOMPUTE, MeasuredPlan
+from kvtiers.bench.plan import DRAM, RECOMPUTE, MeasuredPlan
 from kvtiers.bench.split import Split, measure_split
 from kvtiers.engines.reference.runner import Generated, ReferenceRunner
 from kvtiers.model.errors import KVTiersError
@@ -76,6 +76,20 @@ class Watch:
         return time.monotonic() >= self.ends_at
 
 
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Which splits are measured.
+
+    Attributes:
+        store: that is loaded from. lengths: of the prompts.
+        choose: given all points so far and a length, returns how many blocks are loaded.
+    """
+
+    store: str
+    lengths: Sequence[int]
+    choose: Callable[[Sequence[Measured], int], int]
+
+
 def num_measurements(plan: MeasuredPlan) -> int:
     """Return how many measurements `measure_ways` makes."""
     return (1 + len(plan.tiers)) * len(plan.lengths) * plan.num_repeats
@@ -130,47 +144,57 @@ def measure_ways(
 
 
 def measure_splits(
-    plan: MeasuredPlan, folder: Path, splits: list[Split], done: list[Measured], watch: Watch
+    plan: MeasuredPlan, folder: Path, wanted: Splits, done: list[Measured], watch: Watch
 ) -> list[Measured]:
     """Measure loads that come layer range by layer range beside the computation of the rest.
 
+    Both pure choices, no block loaded and all of them, are measured in turn with the split, by
+    the same means; a first time before the split is chosen.
+
     Args:
-        splits: length and blocks to load; 0 blocks and all blocks are the pure choices, measured
-            in turn with the others by the same means.
         done: as for `measure_ways`; with it are the tokens that must come.
 
     Raises:
         BenchError: as `measure_ways`.
     """
     points = list(done)
-    known = {point.key for point in points}
-    keys = [
-        (SPLIT, split.num_tokens, repeat, split.num_blocks)
-        for repeat in range(plan.num_repeats)
-        for split in splits
-    ]
-    todo = [key for key in keys if key not in known]
-    if not todo or watch.late():
+    if not wanted.lengths or watch.late():
         return points
     torch.set_num_threads(plan.num_threads)
     lives = Lives(plan, folder)
-    store = NVME if NVME in plan.stores else plan.stores[0]
     watch.progress("computing and storing layer ranges")
-    lives.fill([store], plan.num_stages)
-    with closing(lives.reader(store, plan.num_stages)) as reader:
+    lives.fill([wanted.store], plan.num_stages)
+    with closing(lives.reader(wanted.store, plan.num_stages)) as reader:
         _warm(lives, reader)
-        for _, num_tokens, repeat, num_blocks in todo:
+        for repeat, split in _splits(plan, wanted, points):
             if watch.late():
                 break
-            watch.progress(f"split, {num_tokens} tokens, {num_blocks} blocks loaded")
-            split = Split(num_tokens, num_blocks)
-            seconds, token_id = measure_split(reader, lives.document[:num_tokens], split, store)
+            key = SPLIT, split.num_tokens, repeat, split.num_blocks
+            if key in {point.key for point in points}:
+                continue
+            watch.progress(f"split, {split.num_tokens} tokens, {split.num_blocks} blocks loaded")
+            prompt = lives.document[: split.num_tokens]
+            seconds, token = measure_split(reader, prompt, split, wanted.store)
+            loaded = split.num_blocks
             points.append(
-                Measured(SPLIT, num_tokens, repeat, seconds, num_blocks, 0.0, seconds, token_id)
+                Measured(SPLIT, split.num_tokens, repeat, seconds, loaded, 0.0, seconds, token)
             )
             _check(plan, points)
             watch.keep(points[-1])
     return points
+
+
+def _splits(
+    plan: MeasuredPlan, wanted: Splits, points: list[Measured]
+) -> Iterator[tuple[int, Split]]:
+    """Yield repeats and splits; `points` grows meanwhile."""
+    pure: dict[int, tuple[int, ...]] = {n: (0, (n - 1) // plan.block_size) for n in wanted.lengths}
+    for num_tokens, numbers in pure.items():
+        yield from ((0, Split(num_tokens, num)) for num in numbers)
+    chosen = {n: (*numbers, wanted.choose(points, n)) for n, numbers in pure.items()}
+    for repeat in range(plan.num_repeats):
+        for num_tokens, numbers in chosen.items():
+            yield from ((repeat, Split(num_tokens, num)) for num in numbers)
 
 
 def _warm(lives: Lives, reader: ReferenceRunner) -> None:

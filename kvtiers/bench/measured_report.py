@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kvtiers.bench.judge import Comparison, Crossover, Verdict
 from kvtiers.bench.measured_run import MeasuredResult
+from kvtiers.bench.page import NO_PICTURES, canvas, milliseconds, png, table, write_files
+from kvtiers.bench.page import page as whole_page
 from kvtiers.bench.plan import RECOMPUTE
-from kvtiers.model.errors import ConfigError
-
-NO_PICTURES: Final = "no pictures: matplotlib is not installed; pip install 'kvtiers[plot]'"
-
-_STYLE: Final = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0}
-th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd}
-th:first-child,td:first-child{text-align:left}
-.note{background:#fff6d9;padding:.5rem 1rem;border-left:4px solid #e0b400}
-.judged{font-weight:600}
-img{max-width:100%}
-"""
 
 
 def write_measured_report(
@@ -46,41 +33,27 @@ def write_measured_report(
     }
     if picture is not None:
         contents["png"] = picture
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for suffix, content in contents.items():
-            path = folder / f"{name}.{suffix}"
-            path.write_bytes(content)
-            written.append(path)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot write there: {error}") from error
-    return written, None if picture is not None else NO_PICTURES
+    written = write_files(contents, folder, name)
+    return written, _why_no_picture(result) if picture is None else None
 
 
 def page(result: MeasuredResult, picture: bytes | None) -> str:
     """Return one HTML page with everything in it, the picture included."""
     plan, shape = result.plan, result.plan.shape
-    title = html.escape(f"Recompute or reload, measured: {plan.model_name} on {result.device}")
-    parts = [
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
-        f"<style>{_STYLE}</style><h1>{title}</h1>",
-        *(f'<p class="note">{html.escape(note)}</p>' for note in result.notes),
+    sizes = (
         f"<p>{shape.num_layers} layers, hidden size {shape.hidden_size}, {shape.num_heads} query "
         f"and {shape.num_kv_heads} KV heads of {shape.head_size}, {shape.dtype}; "
         f"{shape.num_params / 1e6:,.1f} million weights, {shape.kv_nbytes_per_token:,} bytes of KV "
         f"a token; blocks of {plan.block_size} tokens; {plan.num_threads} threads; medians of "
-        f"{plan.num_repeats} runs.</p>",
-    ]
-    if picture is None:
-        parts.append(f'<p class="note">{html.escape(NO_PICTURES)}</p>')
-    else:
-        encoded = base64.b64encode(picture).decode()
-        parts.append(f'<img alt="curves" src="data:image/png;base64,{encoded}">')
-    if result.verdict is not None:
-        parts += _verdict_parts(result.verdict)
-    parts.append("</html>\n")
-    return "\n".join(parts)
+        f"{plan.num_repeats} runs.</p>"
+    )
+    parts = [sizes, *([] if result.verdict is None else _verdict_parts(result.verdict))]
+    title = f"Recompute or reload, measured: {plan.model_name} on {result.device}"
+    return whole_page(title, result.notes, parts, picture, _why_no_picture(result))
+
+
+def _why_no_picture(result: MeasuredResult) -> str:
+    return NO_PICTURES if result.verdict is not None else "no picture: too little was measured"
 
 
 def _verdict_parts(verdict: Verdict) -> list[str]:
@@ -93,12 +66,12 @@ def _verdict_parts(verdict: Verdict) -> list[str]:
         )
     parts += [
         "<h2>From which prompt length a reload is faster</h2>",
-        _table(("tier", "measured", "predicted"), [_crossover_row(c) for c in verdict.crossovers]),
+        table(("tier", "measured", "predicted"), [_crossover_row(c) for c in verdict.crossovers]),
         "<h2>Times to the first token</h2>",
         _comparison_table(verdict.comparisons),
         "<h2>What the planner's choice costs</h2>",
         "<p>Over the better of recompute and reload, as measured.</p>",
-        _table(
+        table(
             ("tier", "tokens", "choice", "regret"),
             [
                 (
@@ -116,14 +89,15 @@ def _verdict_parts(verdict: Verdict) -> list[str]:
             "<h2>Loads inside the step that computes the rest</h2>",
             "<p>The first blocks come layer range by layer range while the rest of the prompt is "
             "computed; both pure choices were measured in turn by the same means.</p>",
-            _table(
-                ("tokens", "loaded", "recompute", "reload", "split", "predicted", "gain"),
+            table(
+                ("tokens", "loaded", "recompute", "reload", "split", "gain"),
                 [
                     (
                         f"{s.num_tokens:,}",
                         f"{s.num_loaded_blocks} of {s.num_blocks} blocks",
-                        *map(_ms, (s.recompute_seconds, s.reload_seconds, s.split_seconds)),
-                        _ms(s.predicted_seconds),
+                        *map(
+                            milliseconds, (s.recompute_seconds, s.reload_seconds, s.split_seconds)
+                        ),
                         f"{s.gain:.2f}x",
                     )
                     for s in verdict.splits
@@ -131,7 +105,7 @@ def _verdict_parts(verdict: Verdict) -> list[str]:
             ),
         ]
     coefficients = [(name, f"{value:.4g}") for name, value in verdict.calibrated.items()]
-    return [*parts, "<h2>What was learnt</h2>", _table(("coefficient", "value"), coefficients)]
+    return [*parts, "<h2>What was learnt</h2>", table(("coefficient", "value"), coefficients)]
 
 
 def _crossover_row(crossover: Crossover) -> tuple[str, str, str]:
@@ -146,8 +120,9 @@ def _crossover_row(crossover: Crossover) -> tuple[str, str, str]:
 def _comparison_table(comparisons: Sequence[Comparison]) -> str:
     rows = "".join(
         f'<tr class="{"fitted" if c.fitted else "judged"}">'
-        f"<td>{html.escape(c.way)}</td><td>{c.num_tokens:,}</td><td>{_ms(c.measured_seconds)}</td>"
-        f"<td>{c.spread:.1%}</td><td>{_ms(c.predicted_seconds)}</td><td>{c.error:.1%}</td>"
+        f"<td>{html.escape(c.way)}</td><td>{c.num_tokens:,}</td>"
+        f"<td>{milliseconds(c.measured_seconds)}</td><td>{c.spread:.1%}</td>"
+        f"<td>{milliseconds(c.predicted_seconds)}</td><td>{c.error:.1%}</td>"
         f"<td>{'fitted' if c.fitted else 'judged'}</td></tr>"
         for c in comparisons
     )
@@ -158,26 +133,11 @@ def _comparison_table(comparisons: Sequence[Comparison]) -> str:
     return f"<table><tr>{header}</tr>{rows}</table>"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    return "<table>" + line("th", header) + "".join(line("td", row) for row in rows) + "</table>"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms"
-
-
 def draw(result: MeasuredResult) -> bytes | None:
     """Return a PNG of the curves; None without matplotlib, or without a verdict."""
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
-    except ImportError:
+    figure = canvas()
+    if figure is None or result.verdict is None:
         return None
-    if result.verdict is None:
-        return None
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
     times, errors = figure.subplots(1, 2)
     ways = (RECOMPUTE, *result.plan.tiers)
     for idx, way in enumerate(ways):
@@ -193,9 +153,7 @@ def draw(result: MeasuredResult) -> bytes | None:
         axes.grid(visible=True, which="both", alpha=0.3)
         axes.legend()
     figure.suptitle(f"{result.plan.model_name} on {result.device}")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "kvtiers"})
-    return buffer.getvalue()
+    return png(figure)
 
 
 def _draw_way(axes: Any, rows: Sequence[Comparison], colour: str) -> None:

@@ -6,15 +6,23 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvtiers.bench.judge import Calibrated, Verdict, choose_splits, judge, split_tier
+from kvtiers.bench.judge import (
+    Calibrated,
+    Verdict,
+    best_split,
+    comparable_lengths,
+    judge,
+    split_tier,
+)
 from kvtiers.bench.measure import (
     SPLIT,
     Measured,
+    Splits,
     Watch,
     measure_splits,
     measure_ways,
@@ -96,22 +104,31 @@ def run_measured(
             "measurements were made; run again with --resume."
         )
     if complete and plan.stores and plan.num_stages > 1:
-        splits = choose_splits(Calibrated(plan, points), split_tier(plan))
-        if not splits:
+        wanted = _wanted_splits(plan, points)
+        if not wanted.lengths:
             notes.append(
-                f"No split was measured: on {split_tier(plan)}, load and computation are not "
-                "within a factor of 2 of each other at any length; a throttle can make them so."
+                f"No split was measured: on {wanted.store}, load and computation are not within "
+                "a factor of 2 of each other at any length; a throttle can make them so."
             )
         with _Scratch(folder) as scratch:
-            points = measure_splits(plan, scratch / "splits", splits, points, watch)
-        num_splits = sum(point.way == SPLIT for point in points)
-        complete = num_splits >= len(splits) * plan.num_repeats
+            points = measure_splits(plan, scratch / "splits", wanted, points, watch)
+        complete = not watch.late()
     verdict = None
     try:
         verdict = judge(plan, points, complete)
     except ValueError as error:
         notes.append(f"No model was fitted: {error}.")
     return MeasuredResult(plan, device_name(plan.device), tuple(points), verdict, tuple(notes))
+
+
+def _wanted_splits(plan: MeasuredPlan, points: list[Measured]) -> Splits:
+    store = split_tier(plan)
+    lengths = comparable_lengths(Calibrated(plan, points), store)
+
+    def choose(so_far: Sequence[Measured], num_tokens: int) -> int:
+        return best_split(plan, so_far, num_tokens)
+
+    return Splits(store, lengths, choose)
 
 
 def device_name(device: str) -> str:

@@ -75,7 +75,7 @@ def show(result: MeasuredResult) -> None:
             found = [rows.get((way, num_tokens)) for way in ways]
             judged = "" if num_tokens in result.plan.fitted_lengths else "*"
             cells = [
-                f"{c.measured_seconds * 1e3:,.1f} ({c.predicted_seconds * 1e3:,.1f})" if c else ""
+                f"{_ms(c.measured_seconds)} ({_ms(c.predicted_seconds)})" if c else ""
                 for c in found
             ]
             table.add_row(f"{num_tokens:,}{judged}", *cells)
@@ -100,6 +100,11 @@ def show(result: MeasuredResult) -> None:
             )
     for note in result.notes:
         console.print(note, markup=False)
+
+
+def _ms(seconds: float) -> str:
+    """Return milliseconds, short enough for five columns of a terminal."""
+    return f"{seconds * 1e3:,.{1 if seconds < 0.1 else 0}f}"
 
 
 def _break_even(crossover: object) -> str:
