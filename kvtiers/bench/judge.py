@@ -139,10 +139,12 @@ class Verdict:
 
 
 class Calibrated:
-    """The cost model after a fit to the measurements of some lengths.
+    """The cost model after a fit to the medians of some lengths.
 
-    Reload times are fitted as a request sees them, from its order to its last block: waits
-    between steps and the control plane's part are in the links' latencies.
+    A way weighs as much as another, and the computation of what reloads leave, which all tiers
+    have in common, as much as that of whole prompts. Reload times are fitted as a request sees
+    them, from its order to its last block: waits between steps and the control plane's part are
+    in the links' latencies.
 
     Args:
         slowdown: how many times longer the engine takes now than when it was measured: other
@@ -161,7 +163,7 @@ class Calibrated:
         self.plan = plan
         self._slowdown = slowdown
         self.shape = model_shape(plan.shape.to_hf_config())
-        self.prefill = self._fit_prefill([self._prefill_of(point) for point in fitted])
+        self.prefill = self._fit_prefill(self._prompts(fitted))
         self.links = self._fit_links(fitted)
 
     def plan_at(self, tier: str, num_tokens: int, num_stages: int = 1) -> ReloadPlan:
@@ -198,10 +200,17 @@ class Calibrated:
             found[f"{name} bandwidth_bytes_per_second"] = link.bandwidth_bytes_per_second
         return found
 
-    def _prefill_of(self, point: Measured) -> MeasuredPrefill:
-        context = point.num_loaded_blocks * self.plan.block_size
-        seconds = self._slowdown * point.rest_seconds
-        return MeasuredPrefill(point.num_tokens - context, context, seconds)
+    def _prompts(self, points: Sequence[Measured]) -> list[MeasuredPrefill]:
+        """Return the median of each length's computation, of whole prompts and of rests."""
+        by_part: dict[tuple[int, int], list[float]] = {}
+        for point in points:
+            context = point.num_loaded_blocks * self.plan.block_size
+            part = point.num_tokens - context, context
+            by_part.setdefault(part, []).append(point.rest_seconds)
+        return [
+            MeasuredPrefill(*part, self._slowdown * statistics.median(seconds))
+            for part, seconds in by_part.items()
+        ]
 
     def _fit_prefill(self, prompts: Sequence[MeasuredPrefill]) -> PrefillModel:
         """Fit the engine's speed. The seed is as fast as the fastest prompt was as a whole."""
@@ -223,10 +232,15 @@ class Calibrated:
             store = tier in self.plan.stores
             name = read_link(tier) if store else reload_link()
             after = float(models[reload_link()].seconds(1, block)) if store else 0.0
+            loads: dict[int, list[float]] = {}
+            for point in points:
+                if point.way == tier:
+                    loads.setdefault(point.num_loaded_blocks, []).append(point.load_seconds)
+            medians = {num: statistics.median(seconds) - after for num, seconds in loads.items()}
             jobs = [
-                Link(name, p.num_loaded_blocks, p.num_loaded_blocks * block, p.load_seconds - after)
-                for p in points
-                if p.way == tier and p.load_seconds > after
+                Link(name, num, num * block, seconds)
+                for num, seconds in medians.items()
+                if seconds > 0
             ]
             if not jobs:
                 raise ValueError(f"no reload from {tier} was measured")

@@ -27,11 +27,11 @@ MIB: Final = 2**20
 
 # A second of a CPU core computes a few thousand tokens of it, and attention is no small part.
 _SMALL_MODEL: Final = {
-    "num_hidden_layers": 4,
-    "hidden_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "hidden_size": 384,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1024,
     "vocab_size": 2048,
 }
 _MAX_VOCABULARY: Final = 8192  # of a model that is cut down; only a prompt's last token needs it
@@ -58,7 +58,7 @@ class MeasuredPlan:
     throttle: float | None = None
     block_size: int = 32
     max_tokens_per_step: int = 8192
-    num_stages: int = 4
+    num_stages: int = 8
     num_threads: int = 1
     device: str = "cpu"
     max_seconds: float = 600.0
