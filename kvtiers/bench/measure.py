@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -18,6 +19,7 @@ from kvtiers.engines.reference.runner import Generated, ReferenceRunner
 from kvtiers.model.errors import KVTiersError
 
 SPLIT: Final = "split"
+_BALANCING_RUNS: Final = 3
 
 
 class BenchError(KVTiersError):
@@ -93,6 +95,18 @@ class Splits:
 def num_measurements(plan: MeasuredPlan) -> int:
     """Return how many measurements `measure_ways` makes."""
     return (1 + len(plan.tiers)) * len(plan.lengths) * plan.num_repeats
+
+
+def balancing_throttle(plan: MeasuredPlan) -> float:
+    """Return the bytes per second at which the middle length loads as long as it computes."""
+    torch.set_num_threads(plan.num_threads)
+    lives = Lives(plan, Path())  # without stores, nothing is written
+    with closing(lives.plain()) as plain:
+        prompt = lives.document[: plan.middle_length]
+        seconds = [plain.generate(prompt).ttft_seconds for _ in range(_BALANCING_RUNS)]
+    num_blocks = (plan.middle_length - 1) // plan.block_size
+    found = num_blocks * plan.block_nbytes / statistics.median(seconds)
+    return float(f"{found:.2g}")
 
 
 def measure_ways(

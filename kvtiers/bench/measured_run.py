@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from kvtiers.bench.measure import (
     Measured,
     Splits,
     Watch,
+    balancing_throttle,
     measure_splits,
     measure_ways,
     num_measurements,
@@ -81,7 +82,10 @@ def run_measured(
         ConfigError: a folder cannot be used, or holds points of another plan.
         BenchError: a measurement went wrong.
     """
-    points = _read_points(plan, output) if resume else []
+    plan, points = _read_points(plan, output) if resume else (plan, [])
+    if plan.balanced and plan.throttle is None and plan.stores:
+        progress("finding a throttle", 0)
+        plan = replace(plan, throttle=balancing_throttle(plan))
     taken = list(points)
 
     def keep(point: Measured) -> None:
@@ -177,25 +181,28 @@ class _Scratch:
         self._temporary.cleanup()
 
 
-def _read_points(plan: MeasuredPlan, output: Path | None) -> list[Measured]:
+def _read_points(plan: MeasuredPlan, output: Path | None) -> tuple[MeasuredPlan, list[Measured]]:
+    """Return the plan, with the throttle that was found for it, and the points that are done."""
     if output is None:
         raise ConfigError("--resume needs the folder of the run that it goes on with: --output")
     path = output / POINTS_FILE
     if not path.is_file():
-        return []
+        return plan, []
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
         points = [Measured(**point) for point in held["points"]]
         other = held["plan"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{path}: is no file of points ({error}); remove it") from error
+    if plan.balanced and plan.throttle is None:
+        plan = replace(plan, throttle=other.get("throttle"))
     mine = plan.to_plain()
     ignored = ("max_seconds", "max_disk_nbytes")
     differing = [n for n in mine if n not in ignored and other.get(n) != mine[n]]
     if differing:
         shown = "; ".join(f"{n} {other.get(n)}, now {mine[n]}" for n in differing)
         raise ConfigError(f"{path}: holds points of another run ({shown}); give the same options")
-    return points
+    return plan, points
 
 
 def _write_points(plan: MeasuredPlan, points: list[Measured], output: Path) -> None:

@@ -46,6 +46,8 @@ class MeasuredPlan:
             to; the others judge.
         num_repeats: of every measurement; medians count.
         throttle: bytes per second that stores below DRAM are slowed down to; None: as they are.
+        balanced: whether the throttle is found at the start: so that the middle length takes as
+            long to load as to compute.
         num_threads: of torch on the CPU. num_stages: layer ranges of overlapped loads.
         max_seconds: after which no new measurement begins. max_disk_nbytes: of the stores.
     """
@@ -56,6 +58,7 @@ class MeasuredPlan:
     num_repeats: int = 5
     tiers: tuple[str, ...] = TIERS
     throttle: float | None = None
+    balanced: bool = False
     block_size: int = 32
     max_tokens_per_step: int = 8192
     num_stages: int = 8
@@ -110,6 +113,11 @@ class MeasuredPlan:
     def judged_lengths(self) -> tuple[int, ...]:
         """The lengths that it has not seen."""
         return self.lengths[1::2]
+
+    @property
+    def middle_length(self) -> int:
+        """The length that `balanced` is about."""
+        return self.lengths[len(self.lengths) // 2]
 
     def slots_nbytes(self, num_slots: int, num_groups: int = 1) -> int:
         """Return a capacity that holds so many slots of a group's frames, in whole MiB."""

@@ -89,7 +89,9 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
             "max_seconds": max_seconds,
         }
         sizes |= {"block_size": block_size, "max_tokens_per_step": step_tokens, "device": device}
-        sizes |= {"throttle": _size(throttle, "--throttle"), "num_threads": threads}
+        balanced = throttle == "auto"
+        sizes |= {"throttle": None if balanced else _size(throttle, "--throttle")}
+        sizes |= {"balanced": balanced, "num_threads": threads}
         sizes |= {"max_disk_nbytes": _size(max_disk, "--max-disk")}
         asked = _Asked(model, tiers, lengths, sizes)
         _measured(asked, (layers, hidden, dtype or ""), (folder, output, resume), as_json)

@@ -61,7 +61,10 @@ HiddenOption = Annotated[int | None, _measured("Cut it down to this hidden size.
 RepeatsOption = Annotated[int, _measured("Runs of each measurement; medians count.", 1)]
 ThrottleOption = Annotated[
     str | None,
-    _measured("Slow the reads of stores down to so many bytes a second, such as 40MB."),
+    _measured(
+        "Slow the reads of stores down to so many bytes a second, such as 40MB; auto: so that the "
+        "middle length loads as long as it computes."
+    ),
 ]
 StagesOption = Annotated[int, _measured("Layer ranges of overlapped loads, at most.", 1)]
 ThreadsOption = Annotated[

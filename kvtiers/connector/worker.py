@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -123,7 +123,7 @@ class WorkerConnector:
         if unsettled:
             raise ProtocolError(f"the executor stopped before it had settled reloads {unsettled}")
 
-    def wait_loaded(self, job_ids: Iterable[JobId]) -> None:
+    def wait_loaded(self, job_ids: Sequence[JobId]) -> None:
         """Wait for some reloads, as an engine does that needs the first layers' KV first.
 
         Raises:

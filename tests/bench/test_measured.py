@@ -86,6 +86,15 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path):
     assert len(again.points) == len(whole.points) == 6
 
 
+def test_a_throttle_that_was_found_is_kept(tmp_path):
+    plan = replace(PLAN, tiers=("dram", "nvme"), num_repeats=1, num_stages=1, balanced=True)
+    first = run_measured(plan, None, tmp_path, False, quiet)
+    assert first.plan.throttle > 0
+    again = run_measured(plan, None, tmp_path, True, quiet)
+    assert again.plan == first.plan
+    assert again.points == first.points
+
+
 def test_points_of_another_run_are_not_mixed_in(result):
     _, out = result
     with pytest.raises(ConfigError, match=r"points of another run \(num_repeats 2, now 3\)"):

@@ -15,7 +15,7 @@ from kvtiers.engines.reference.shape import ReferenceShape
 
 # Queries that attend at once: the keys behind the last of them are left out, so that causal
 # attention costs little more than the half of the square that it needs.
-_TILE: Final = 256
+TILE: Final = 256
 # With weights as random as this, the output depends on every part of the KV: attention logits of
 # standard deviation 3 let a head look at a handful of tokens, and every layer writes into the
 # residual stream at the stream's own scale.
@@ -45,8 +45,8 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
-    """Weights, each ``[outputs, inputs]``; the norms' are all 1 and left out."""
+class LayerWeights:
+    """One layer's matrices, each ``[outputs, inputs]``; the norms' are all 1 and left out."""
 
     qkv: torch.Tensor
     output: torch.Tensor
@@ -68,7 +68,11 @@ class _Place:
 
 
 class ReferenceModel:
-    """Random weights of a given shape; no training, no tokenizer."""
+    """Random weights of a given shape; no training, no tokenizer.
+
+    Attributes:
+        embedding, head: ``[vocab_size, hidden_size]``. layers: what each multiplies with.
+    """
 
     def __init__(self, shape: ReferenceShape, device: str = "cpu") -> None:
         self.shape = shape
@@ -77,9 +81,9 @@ class ReferenceModel:
         self._generator = torch.Generator(self.device).manual_seed(shape.seed)
         hidden, head = shape.hidden_size, shape.head_size
         self._num_q, self._num_kv = shape.num_heads * head, shape.num_kv_heads * head
-        self._embedding = self._drawn(shape.vocab_size, hidden, math.sqrt(hidden))
-        self._layers = [self._draw_layer() for _ in range(shape.num_layers)]
-        self._head = self._drawn(shape.vocab_size, hidden, _LOGIT_SPREAD)
+        self.embedding = self._drawn(shape.vocab_size, hidden, math.sqrt(hidden))
+        self.layers = [self._draw_layer() for _ in range(shape.num_layers)]
+        self.head = self._drawn(shape.vocab_size, hidden, _LOGIT_SPREAD)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def forward(
@@ -96,11 +100,11 @@ class ReferenceModel:
         """
         places = self._places(chunks)
         ids = [token for chunk in chunks for token in chunk.token_ids]
-        hidden = self._embedding[torch.tensor(ids, device=self.device)]
+        hidden = self.embedding[torch.tensor(ids, device=self.device)]
         slots = [kv.slots(p.block_table, p.chunk.start, p.chunk.end) for p in places]
         blocks, offsets = (torch.cat(parts) for parts in zip(*slots, strict=True))
         rotation = self._rotation(chunks)
-        for idx, layer in enumerate(self._layers):
+        for idx, layer in enumerate(self.layers):
             if before_layer is not None:
                 before_layer(idx)
             queries, keys, values = self._qkv(layer, hidden, rotation)
@@ -114,7 +118,7 @@ class ReferenceModel:
             hidden = hidden + functional.linear(attended.flatten(1), layer.output)
             hidden = hidden + self._feed_forward(layer, hidden)
         last = torch.tensor([place.rows.stop - 1 for place in places], device=self.device)
-        return functional.linear(self._norm(hidden[last]), self._head).float()
+        return functional.linear(self._norm(hidden[last]), self.head).float()
 
     def _places(self, chunks: Sequence[Chunk]) -> list[_Place]:
         places, row = [], 0
@@ -127,7 +131,7 @@ class ReferenceModel:
         return places
 
     def _qkv(
-        self, layer: _Layer, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
+        self, layer: LayerWeights, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values, each ``[tokens, heads, head_size]``."""
         qkv = functional.linear(self._norm(hidden), layer.qkv)
@@ -135,7 +139,7 @@ class ReferenceModel:
         queries, keys, values = (p.unflatten(-1, (-1, self.shape.head_size)) for p in parts)
         return _rotated(queries, rotation), _rotated(keys, rotation), values
 
-    def _feed_forward(self, layer: _Layer, hidden: torch.Tensor) -> torch.Tensor:
+    def _feed_forward(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = functional.linear(self._norm(hidden), layer.gate_up).chunk(2, dim=-1)
         return functional.linear(functional.silu(gate) * up, layer.down)
 
@@ -151,10 +155,10 @@ class ReferenceModel:
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
         return cos.to(self.device, torch.float32), sin.to(self.device, torch.float32)
 
-    def _draw_layer(self) -> _Layer:
+    def _draw_layer(self) -> LayerWeights:
         shape, qk_gain = self.shape, math.sqrt(_ATTENTION_SPREAD)
         hidden, inner = shape.hidden_size, shape.intermediate_size
-        return _Layer(
+        return LayerWeights(
             qkv=torch.cat(
                 [
                     self._drawn(self._num_q, hidden, qk_gain),
@@ -187,8 +191,8 @@ def attend(
     """
     num_kv_heads = keys.shape[0]
     parts = []
-    for first in range(0, len(queries), _TILE):
-        tile = queries[first : first + _TILE]
+    for first in range(0, len(queries), TILE):
+        tile = queries[first : first + TILE]
         end = start + first + len(tile)
         begin = 0 if window is None else max(0, start + first + 1 - window)
         grouped = tile.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)

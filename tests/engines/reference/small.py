@@ -38,7 +38,7 @@ def plain_logits(model: ReferenceModel, tokens):
     """All logits at once: no blocks, no chunks, no tiles; scores as a whole matrix."""
     shape = model.shape
     size = len(tokens)
-    hidden = model._embedding[torch.tensor(tokens)]
+    hidden = model.embedding[torch.tensor(tokens)]
     order = torch.arange(size)
     exponents = torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size
     angles = order[:, None] * shape.rope_theta**-exponents
@@ -52,7 +52,7 @@ def plain_logits(model: ReferenceModel, tokens):
     def normed(values):
         return values * (values.pow(2).mean(-1, keepdim=True) + shape.norm_epsilon).rsqrt()
 
-    for idx, layer in enumerate(model._layers):
+    for idx, layer in enumerate(model.layers):
         num_q, num_kv = (n * shape.head_size for n in (shape.num_heads, shape.num_kv_heads))
         q, k, v = (normed(hidden) @ layer.qkv.T).split([num_q, num_kv, num_kv], dim=-1)
         q, k, v = (part.view(size, -1, shape.head_size) for part in (q, k, v))
@@ -70,4 +70,4 @@ def plain_logits(model: ReferenceModel, tokens):
         hidden = hidden + attended @ layer.output.T
         gate, up = (normed(hidden) @ layer.gate_up.T).chunk(2, dim=-1)
         hidden = hidden + (functional.silu(gate) * up) @ layer.down.T
-    return normed(hidden) @ model._head.T
+    return normed(hidden) @ model.head.T

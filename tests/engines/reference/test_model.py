@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtiers.cost.shapes import model_shape
-from kvtiers.engines.reference.model import _TILE, Chunk, ReferenceModel
+from kvtiers.engines.reference.model import TILE, Chunk, ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
 from kvtiers.engines.reference.shape import ReferenceShape
 from kvtiers.model.errors import ConfigError
@@ -52,7 +52,7 @@ def test_any_chunking_and_block_order_gives_the_logits_of_plain_attention(
 @pytest.mark.parametrize("window", [None, 5, 300])
 def test_prompts_longer_than_a_tile(window):
     model = ReferenceModel(small_shape(window))
-    tokens = prompt_of(2 * _TILE + 37)
+    tokens = prompt_of(2 * TILE + 37)
     (last,) = chunked(model, tokens, [], list(range(70)), 8)
     expected = plain_logits(model, tokens)[-1]
     torch.testing.assert_close(last[1], expected, rtol=0, atol=TOLERANCE)
@@ -93,9 +93,9 @@ def test_the_hook_comes_before_each_layer_in_order():
 
 def test_equal_seeds_give_equal_weights():
     one, two = (ReferenceModel(small_shape(), "cpu") for _ in range(2))
-    assert torch.equal(one._head, two._head)
+    assert torch.equal(one.head, two.head)
     other = ReferenceModel(small_shape(seed=1))
-    assert not torch.equal(one._head, other._head)
+    assert not torch.equal(one.head, other.head)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
