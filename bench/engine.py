@@ -5,7 +5,8 @@ and what storing costs beside computing.
 
 Two real vLLM engines are alive at once, one with kvtiers and one without, and take turns: every
 ratio is the median of ratios of neighbours. The floor of a reload is the engine's own prefix hit,
-which moves no bytes and computes the same last block.
+which moves no bytes and computes the same last block. For the stores, one engine computes, stores
+and ends; then one engine per store, whose slab is far smaller than the prompt, finds it there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtiers.bench.demo import DemoPlan, engine_args
+from kvtiers.bench.demo import STAGING_CAPACITY, DemoPlan, engine_args
 from kvtiers.bench.engine_process import EngineProcess
 from kvtiers.bench.random_model import DEMO, write_random_model
 from kvtiers.engines.vllm.drive import Measured, Script
@@ -103,12 +104,19 @@ def measure(num_pairs: int, num_slow_pairs: int, threads: int) -> dict[str, Any]
                     for _ in range(num_pairs)
                 ],
             }
+        stored = {
+            kind: reload_from(kind, Path(folder), model, plan, (prompt, warm_up), num_pairs)
+            for kind in ("nvme", "lmdb")
+        }
     noise = ratio("computing over computing (spread of repeats)", 0.0, repeats)
     allowed = max(1.05, 1 + 1.5 * noise.spread)
     rows = [
         ratio(f"reload from DRAM, {kind}, over the engine's own prefix hit", 1.5, pairs)
         for kind, pairs in reloads.items()
     ]
+    for kind, pairs in stored.items():
+        name = f"reload from {kind}, asynchronous, over the engine's own prefix hit"
+        rows.append(ratio(name, 2.5, pairs))
     rows.append(ratio("computing and storing over computing", allowed, storing))
     rows.append(noise)
     recompute = statistics.median(b.ttft_seconds for _, b in storing)
@@ -123,11 +131,51 @@ def measure(num_pairs: int, num_slow_pairs: int, threads: int) -> dict[str, Any]
         "mib_reloaded": moved * plan.model.kv_nbytes_per_token / 2**20,
         "tokens_reloaded": moved,
         "speedup_over_recompute": recompute / reload,
+        "tokens_by_tier": {kind: by_tier(pairs) for kind, pairs in stored.items()},
         "ratios": [vars(row) for row in rows],
     }
 
 
+def reload_from(
+    kind: str,
+    folder: Path,
+    model: Path,
+    plan: DemoPlan,
+    prompts: tuple[list[int], list[int]],
+    num_pairs: int,
+) -> list[tuple[Measured, Measured]]:
+    """Store with one engine; measure with another one that has room for little in DRAM."""
+
+    def engine(dram: str) -> EngineProcess:
+        stores = plan.with_stores(folder / f"stores-{kind}", dram, kind)
+        kvtiers = {**stores, "cost": {"mode": "always"}}
+        return EngineProcess(
+            Script(engine_args(plan, model, kvtiers), *prompts, 1), plan.num_threads
+        )
+
+    (folder / f"stores-{kind}").mkdir()
+    with engine(plan.dram_capacity) as first:
+        first.run("store", "drop")
+        first.settle()
+    with engine(STAGING_CAPACITY) as second:
+        second.run("warm", "drop")
+        return [(second.run("reload", "drop"), second.run("hit", "keep")) for _ in range(num_pairs)]
+
+
+def by_tier(pairs: list[tuple[Measured, Measured]]) -> dict[str, int]:
+    """Return the tokens of a reload by tier: medians."""
+    tiers = {tier for a, _ in pairs for tier in a.reloaded_tokens}
+    return {
+        tier: int(statistics.median(a.reloaded_tokens.get(tier, 0) for a, _ in pairs))
+        for tier in sorted(tiers)
+    }
+
+
 def table(result: dict[str, Any]) -> str:
+    by_tier = "; ".join(
+        f"{kind}: " + ", ".join(f"{num} from {tier}" for tier, num in tokens.items())
+        for kind, tokens in result["tokens_by_tier"].items()
+    )
     lines = [
         "# The engine: reload, prefix hit, storing",
         "",
@@ -137,7 +185,8 @@ def table(result: dict[str, Any]) -> str:
         "",
         f"A reload moves {result['mib_reloaded']:.0f} MiB ({result['tokens_reloaded']} tokens) and "
         f"is {result['speedup_over_recompute']:.0f}x faster than recompute. Ratios of neighbours "
-        "in one run; the floor of a reload is the prefix hit, which moves no bytes.",
+        "in one run; the floor of a reload is the prefix hit, which moves no bytes. Behind a slab "
+        f"of {STAGING_CAPACITY}, tokens by tier: {by_tier}.",
         "",
         "| ratio of times to the first token | target | median | spread | ms / ms | pairs |",
         "|---|---|---|---|---|---|",

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,16 +79,14 @@ class VllmSide(Side):
         return ended
 
     def after(self, *, writes: bool) -> None:
-        """Remove the files of the sample before this one: it would skip names that exist."""
-        if not writes:
+        """Remove the files that were read: it would skip names that exist."""
+        if writes:
+            self._life += 1
             return
-        for batch in range(self._num_batches) if self._life else ():
+        for batch in range(self._num_batches):
             for key in self._keys(self._life - 1, batch):
                 with contextlib.suppress(FileNotFoundError):  # a sample may be shorter
                     os.unlink(self._tier.file_mapper.get_file_name(key))
-        os.sync()
-        self._life += 1
-        time.sleep(0.2)
 
     def close(self) -> None:
         self._tier.shutdown()

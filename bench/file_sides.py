@@ -78,8 +78,7 @@ class StoreSide(Side):
 
     def __init__(self, io: str, slab: Slab, folder: Path, num_frames: int) -> None:
         self.name = f"store, {io}"
-        # so that no write waits for the removal of what it replaces
-        capacity = capacity_of(2 * num_frames + num_frames // 4, slab.slot_nbytes)
+        capacity = capacity_of(num_frames + num_frames // 8, slab.slot_nbytes)
         settings = FileStoreSettings((folder / io,), capacity, io=io, direct="on")
         self._nbytes = slab.slot_nbytes
         self.store = FileStore(slab, settings)
@@ -101,12 +100,12 @@ class StoreSide(Side):
         return len(answers)
 
     def after(self, *, writes: bool) -> None:
-        """Drop the sample before this one, and wait for the index."""
-        if not writes:
-            return
-        old = itertools.product([self._life - 1], range(self._num_batches), range(BATCH))
-        self.store.delete([self._key(*name) for name in old])
-        self._life += 1
+        """Wait for the index; drop what was read."""
+        if writes:
+            self._life += 1
+        else:
+            old = itertools.product([self._life - 1], range(self._num_batches), range(BATCH))
+            self.store.delete([self._key(*name) for name in old])
         time.sleep(self.store.settings.publish_seconds + 0.2)
 
     def close(self) -> None:

@@ -7,8 +7,10 @@ slab, past the page cache. The raw sides know no keys, keep no index and sync no
 frame in a preallocated file, on Python threads, on C++ threads, through an io_uring, or by fio.
 vLLM's own file tier writes a file a block, under names that are new each time, and syncs nothing.
 All sides take turns. Figures are medians. A ratio is that of the paired samples of one turn (its
-median, and quartiles): to the raw side that has the best median in the cell, and to vLLM's better
-side. `--churn` fills a store and writes ten times its capacity through it.
+median, and quartiles): to the raw side that has the best median in the cell; to vLLM's tier given
+one job a batch, as vLLM itself has it (a job is one thread's); and to the better one of that and of
+the same tier given one job a block, as vLLM never does. `--churn` fills a store and writes ten
+times its capacity through it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import platform
 import shutil
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,10 +48,11 @@ from kvtiers.data.slab import Slab
 
 KIB, MIB = 2**10, 2**20
 SIZES = (128 * KIB, 512 * KIB, 2 * MIB)
-SAMPLE_NBYTES = 256 * MIB
+SAMPLE_NBYTES, SAMPLE_FRAMES = 256 * MIB, 256  # the more of both
 BUSY_SHARE = 4  # of a sample beside a busy thread is one part of so many: it takes long
 ENGINES = ("native", "uring", "aiofiles")
 VLLM_JOBS = (BATCH, 1)
+AS_VLLM = "a job a batch"  # its manager makes one job of what a request stores or loads in a step
 
 Samples = dict[tuple[str, str], list[tuple[float, float]]]
 
@@ -65,31 +69,33 @@ class Row:
     cpu_seconds_per_gigabyte: float | None
     over_raw: tuple[float, float, float]
     over_vllm: tuple[float, float, float] | None
+    over_vllm_best: tuple[float, float, float] | None
 
 
 def cells(nbytes: int, options: argparse.Namespace) -> list[Row]:
     """Measure both directions at one frame size, by themselves and beside a busy thread."""
-    folder, num_batches = options.folder, SAMPLE_NBYTES // nbytes // BATCH
+    folder, num_batches = options.folder, num_batches_of(nbytes)
     num_frames = num_batches * BATCH
     slab = Slab(BATCH * UNDER_WAY, nbytes, pin="off")
     for slot in range(slab.num_slots):
         slab.view(slot)[:] = os.urandom(nbytes)
-    fd = raw_file(folder, FILE_HEADER_NBYTES + SAMPLE_NBYTES)
+    fd = raw_file(folder, FILE_HEADER_NBYTES + num_frames * nbytes)
     sides: list[Side] = [RawPython(slab, fd), RawEngine("native", slab, fd)]
     sides.append(RawEngine("uring", slab, fd))
     sides += [StoreSide(io, slab, folder, num_frames) for io in ENGINES]
     if has_vllm_tier():
         sides += [VllmSide(job, slab, folder, num_frames) for job in VLLM_JOBS]
     for side in sides:  # so that every block of every file has been written once
-        for _ in range(3 if isinstance(side, StoreSide) else 1):
+        for _ in range(2):
             side.sample(num_batches, writes=True)
+            side.sample(num_batches, writes=False)
     rows = []
-    for busy in (False,) if options.idle_only else (False, True):
+    for busy in [False] * (not options.busy_only) + [True] * (not options.idle_only):
         here = list(sides)
         if options.fio is not None and not busy:  # a process of its own: nothing is beside it
             here.append(FioSide(options.fio, folder / "raw", nbytes))
         num = num_batches // BUSY_SHARE if busy else num_batches
-        samples = measure(here, num, options.repeats, busy, Quiet(options.patience))
+        samples = measure(here, num, busy, options)
         rows += rows_of(nbytes, busy, samples, num * BATCH * nbytes / 1e9)
     for side in sides:
         side.close()
@@ -101,12 +107,21 @@ def cells(nbytes: int, options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def num_batches_of(nbytes: int) -> int:
+    """Return how many batches a sample of frames of a size has."""
+    return max(SAMPLE_FRAMES, SAMPLE_NBYTES // nbytes) // BATCH
+
+
 def measure(
-    sides: Sequence[Side], num_batches: int, repeats: int, busy: bool, quiet: Quiet
+    sides: Sequence[Side], num_batches: int, busy: bool, options: argparse.Namespace
 ) -> Samples:
-    """Let all sides take turns."""
+    """Let all sides take turns, three at least."""
     samples: Samples = {}
-    for turn in range(repeats):
+    quiet = Quiet(options.patience)
+    deadline = time.monotonic() + options.seconds
+    for turn in range(options.repeats):
+        if turn >= 3 and time.monotonic() > deadline:
+            break
         order = [*sides[turn % len(sides) :], *sides[: turn % len(sides)]]
         for writes in (True, False):
             quiet.wait()
@@ -128,7 +143,7 @@ def rows_of(nbytes: int, busy: bool, samples: Samples, gigabytes: float) -> list
             if way == direction
         }
         raw = best_of("raw", times)
-        vllm = best_of("vLLM", times)
+        vllm, vllm_best = times.get(f"vLLM, {AS_VLLM}"), best_of("vLLM", times)
         assert raw is not None
         for name, seconds in times.items():
             cpu = statistics.median(cpu for _, cpu in samples[direction, name])
@@ -142,6 +157,7 @@ def rows_of(nbytes: int, busy: bool, samples: Samples, gigabytes: float) -> list
                     cpu / gigabytes,
                     ratio(raw, seconds),
                     None if vllm is None else ratio(vllm, seconds),
+                    None if vllm_best is None else ratio(vllm_best, seconds),
                 )
             )
     return rows
@@ -163,16 +179,20 @@ def ratio(base: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
 
 def against_lmcache(nbytes: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return GB/s of LMCache's file adapter and of the store in turns: medians."""
-    num_batches = SAMPLE_NBYTES // nbytes // BATCH
+    num_batches = num_batches_of(nbytes)
     slab = Slab(BATCH * UNDER_WAY, nbytes, pin="off")
     side = StoreSide("native", slab, options.folder, num_batches * BATCH)
-    for _ in range(3):
-        side.sample(num_batches, writes=True)
+    for writes in (True, False, True, False):
+        side.sample(num_batches, writes=writes)
     rates: dict[str, dict[str, list[float]]] = {}
     for _ in range(options.lmcache_repeats):
         found = lmcache_rates(options.lmcache, options.folder, nbytes, num_batches)
         ours = {
-            way: SAMPLE_NBYTES / 1e9 / side.sample(num_batches, writes=way == "write")[0]
+            way: num_batches
+            * BATCH
+            * nbytes
+            / 1e9
+            / side.sample(num_batches, writes=way == "write")[0]
             for way in ("write", "read")
         }
         for name, ways in {**found, side.name: ours}.items():
@@ -198,8 +218,8 @@ def device_facts(options: argparse.Namespace) -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "Python": platform.python_version(),
-        "bytes a sample": SAMPLE_NBYTES,
-        "samples a side": options.repeats,
+        "a sample": f"{SAMPLE_NBYTES} bytes, {SAMPLE_FRAMES} frames at least",
+        "samples a side at most": options.repeats,
         "load average before": os.getloadavg()[0],
     }
 
@@ -211,13 +231,15 @@ def table(results: dict[str, Any]) -> str:
         "- " + "; ".join(f"{name}: {value}" for name, value in device.items())
         for device in results["devices"]
     )
-    lines += ["", "| frame | direction | beside | side | GB/s | CPU s/GB | over raw | over vLLM |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines += ["", "| frame | direction | beside | side | GB/s | CPU s/GB | over raw | over vLLM "]
+    lines[-1] += "| over vLLM, better side |"
+    lines.append("|---|---|---|---|---|---|---|---|---|")
     lines.extend(
         f"| {row['nbytes'] // KIB} KiB | {row['direction']} "
         f"| {'busy thread' if row['busy'] else ''} | {row['side']} "
         f"| {row['gigabytes_per_second']:.2f} | {row['cpu_seconds_per_gigabyte']:.3f} "
-        f"| {quartiles(row['over_raw'])} | {quartiles(row['over_vllm'])} |"
+        f"| {quartiles(row['over_raw'])} | {quartiles(row['over_vllm'])} "
+        f"| {quartiles(row['over_vllm_best'])} |"
         for row in results["results"]
     )
     for size, rates in results["lmcache"].items():
@@ -274,6 +296,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9, help="0: no table of sides")
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes")
     parser.add_argument("--idle-only", action="store_true", help="not beside a busy thread")
+    parser.add_argument("--busy-only", action="store_true", help="only beside a busy thread")
+    parser.add_argument("--seconds", type=float, default=600, help="of a table, about")
     parser.add_argument("--patience", type=float, default=0, help="seconds to wait for quiet")
     parser.add_argument("--fio", default=shutil.which("fio"), help="program")
     parser.add_argument("--lmcache", help="program, in an environment of its own")

@@ -4,7 +4,8 @@
 
 Both sides of a ratio run in turn in one process on the same bytes; each pair gives one ratio, and
 the median and the quartiles are reported. A read is timed from `get` to its answer. Its reference
-is one memcpy a frame from a private buffer into the slab, on as many threads. A write is timed from
+is one memcpy a frame from a private buffer into the slab, on as many threads, but at least two: the
+store reads two batches at once. A write is timed from
 `put` to its answer; its reference is plain LMDB with its default of syncing each commit, in batches
 of the same frames.
 """
@@ -186,7 +187,7 @@ def measure_reads(folder: Path, size: int, threads: int, pairs: int, quiet: Quie
     bench.seal(refs)
     nbytes = num * bench.nbytes
     views = [memoryview(frame) for frame in np.ones((num, bench.nbytes), np.uint8)]
-    filler = SlotFiller(bench.slab, threads)
+    filler = SlotFiller(bench.slab, max(2, threads))
     batch = max(BATCH, 32 * MIB // size)
     groups = [range(start, min(num, start + batch)) for start in range(0, num, batch)]
     with store_in(folder, bench, 2 * nbytes, num_copy_threads=threads) as store:

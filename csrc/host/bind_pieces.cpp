@@ -42,8 +42,10 @@ struct Piece {
 // Copies the bytes of Python objects, such as views of a mapping, to addresses.
 class PieceCopier {
   public:
-    explicit PieceCopier(int num_threads)
-        : stream_from_nbytes_(last_level_cache_nbytes() / 2),
+    // A negative bound means half of the last level cache.
+    PieceCopier(int num_threads, std::int64_t stream_from_nbytes)
+        : stream_from_nbytes_(stream_from_nbytes >= 0 ? stream_from_nbytes
+                                                      : last_level_cache_nbytes() / 2),
           num_threads_(static_cast<std::size_t>(num_threads)),
           pool_(num_threads - 1) {
         if (num_threads < 1) throw std::invalid_argument("num_threads is not positive");
@@ -92,7 +94,8 @@ class PieceCopier {
 void bind_pieces(nb::module_ &module) {
     nb::class_<PieceCopier>(module, "PieceCopier",
                             "Copies bytes of Python objects to raw addresses, on threads of its own.")
-        .def(nb::init<int>(), nb::arg("num_threads"))
+        .def(nb::init<int, std::int64_t>(), nb::arg("num_threads"),
+             nb::arg("stream_from_nbytes") = -1)
         .def("copy", &PieceCopier::copy, nb::arg("targets"), nb::arg("sources"),
              nb::arg("method") = Method::automatic,
              "Copy each source's bytes to the address beside it; one contiguous buffer each.\n\n"

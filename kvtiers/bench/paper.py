@@ -15,6 +15,7 @@ from kvtiers.cost.catalogue import known_hardware, known_storage
 from kvtiers.cost.hardware import WEIGHT_NBYTES, Figure, Hardware, Storage, catalogued_links
 from kvtiers.cost.known_models import known_model
 from kvtiers.cost.links import Links
+from kvtiers.cost.loads import WindowKV
 from kvtiers.cost.planner import PlanPolicy, Prompt, ReloadPlan, plan_reload
 from kvtiers.cost.prefill import ModelShape, PrefillModel
 from kvtiers.cost.shapes import model_shape
@@ -202,15 +203,23 @@ class _Bench:
     links: Links
     block_nbytes: int
 
+    @property
+    def windows(self) -> tuple[WindowKV, ...]:
+        """Layers that look back a window are one KV group, of which little is loaded."""
+        shape = self.shape
+        if not shape.num_window_layers:
+            return ()
+        nbytes = self.block_nbytes * shape.num_window_layers // shape.num_layers
+        return (WindowKV.of(nbytes, shape.window, self.plan.block_size),)
+
     def points(self, source: int) -> tuple[Point, ...]:
         return tuple(self._point(num_tokens, source) for num_tokens in self.plan.lengths)
 
     def break_even_tokens(self, source: int) -> int | None:
         longest = max(self.plan.lengths)
         block_size, links = self.plan.block_size, self.links
-        return break_even_tokens(
-            source, block_size, self.block_nbytes, longest, links, self.prefill
-        )
+        nbytes, windows = self.block_nbytes, self.windows
+        return break_even_tokens(source, block_size, nbytes, longest, links, self.prefill, windows)
 
     def _point(self, num_tokens: int, source: int) -> Point:
         serial = self._plan(num_tokens, source, num_stages=1)
@@ -230,7 +239,7 @@ class _Bench:
         return plan_reload(
             np.full(num_blocks, source, np.uint8),
             np.ones(num_blocks + 1, np.bool_),
-            Prompt(num_tokens, 0, self.plan.block_size, self.block_nbytes),
+            Prompt(num_tokens, 0, self.plan.block_size, self.block_nbytes, windows=self.windows),
             self.links,
             self.prefill,
             PlanPolicy(CostMode.AUTO, margin=0.0, num_load_stages=num_stages),
@@ -245,11 +254,6 @@ def _notes(plan: PaperPlan, shape: ModelShape, hardware: Hardware) -> tuple[str,
         notes.append(
             f"{weights / 1e9:.0f} GB of weights a device do not fit {memory / 1e9:.0f} GB: this "
             "engine would not start; use more ranks"
-        )
-    if shape.num_window_layers:
-        notes.append(
-            f"{shape.num_window_layers} of {shape.num_layers} layers look back "
-            f"{shape.window:,} tokens only; their KV is counted as if all of it were loaded"
         )
     return tuple(notes)
 

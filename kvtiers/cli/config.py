@@ -19,13 +19,19 @@ app = typer.Typer(help="Check, show and describe the configuration.", no_args_is
 
 @app.command()
 def check(
-    path: Annotated[Path, typer.Argument(help="The YAML file.")], as_json: JsonOption = False
+    path: Annotated[Path, typer.Argument(help="The YAML file.")],
+    here: Annotated[
+        bool, typer.Option("--here", help="Also: whether this machine can hold the tiers.")
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say whether a file is right: exit 0 with a summary, or 2 with every problem."""
     from kvtiers.model.config import load_config
 
     with input_errors(as_json):
         loaded = load_config(path)
+        if here:
+            _check_machine(loaded)
     if as_json:
         echo_json(_report(loaded))
     else:
@@ -69,6 +75,18 @@ def schema(
         echo_json(json_schema())
 
 
+def _check_machine(loaded: Loaded) -> None:
+    from kvtiers.connector.calibrated import measured_seeds
+    from kvtiers.connector.fit import misfits
+    from kvtiers.model.errors import ConfigError
+
+    measured_seeds(loaded.config)  # warns where the file is not this machine's
+    found = misfits(loaded.config)
+    if found:
+        lines = [f"{loaded.where(error.path)}: {error}" for error in found]
+        raise ConfigError("\n".join(lines))
+
+
 def _summary(config: Config) -> str:
     """Return the tiers, their total and what decides, in one line."""
     from kvtiers.model.units import format_size
@@ -78,11 +96,20 @@ def _summary(config: Config) -> str:
         f"{tier.name} {format_size(tier.capacity)} (write {tier.write}, admit {tier.admit})"
         for tier in config.stores
     ]
-    total = format_size(sum(tier.capacity for tier in config.tiers))
+    memory, disk = _totals(config)
+    where = f"{format_size(memory)} of host memory" + (
+        f" and {format_size(disk)} on disk" if disk else ""
+    )
     return (
-        f"{', '.join(tiers)}; {total} of host memory in total; offload {config.policy.offload}, "
+        f"{', '.join(tiers)}; {where} in total; offload {config.policy.offload}, "
         f"cost {config.cost.mode} with margin {config.cost.margin:g}"
     )
+
+
+def _totals(config: Config) -> tuple[int, int]:
+    """Return the bytes of all tiers in host memory, and on disk."""
+    memory = sum(tier.capacity for tier in config.tiers if tier.kind in ("dram", "memory"))
+    return memory, sum(tier.capacity for tier in config.tiers) - memory
 
 
 def _report(loaded: Loaded) -> dict[str, Any]:
@@ -92,5 +119,11 @@ def _report(loaded: Loaded) -> dict[str, Any]:
     ]
     dram = loaded.config.dram
     tiers = [{"kind": dram.kind, "name": dram.kind, "capacity_nbytes": dram.capacity}, *stores]
-    total = sum(tier.capacity for tier in loaded.config.tiers)
-    return {"ok": True, "source": loaded.source, "tiers": tiers, "total_nbytes": total}
+    memory, disk = _totals(loaded.config)
+    return {
+        "ok": True,
+        "source": loaded.source,
+        "tiers": tiers,
+        "memory_nbytes": memory,
+        "disk_nbytes": disk,
+    }

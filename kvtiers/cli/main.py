@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kvtiers import __version__
-from kvtiers.cli import bench, config, demo, info
+from kvtiers.cli import bench, config, demo, info, probe, store
 
 app = typer.Typer(
     name="kvtiers",
@@ -21,9 +21,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(config.app, name="config")
+app.add_typer(store.app, name="store")
 app.command("info")(info.info)
 app.command("demo")(demo.demo)
 app.command("bench")(bench.bench)
+app.command("probe")(probe.probe)
 
 
 def _print_version(wanted: bool) -> None:

@@ -11,13 +11,16 @@ from kvtiers.connector.shape import EngineShape
 from kvtiers.control.answers import Answer, LoadDone
 from kvtiers.control.reload import ABSENT
 from kvtiers.model.config import Config
-from kvtiers.model.messages import DRAM
+from kvtiers.model.messages import DRAM, WorkerReport
 from kvtiers.observe.decisions import Decision, DecisionLog, DecisionOutcome
 from kvtiers.observe.metrics import (
+    BYTES_COPIED,
+    COPY_SECONDS,
     HIT_TOKENS,
     LOOKUP_TOKENS,
     REQUESTS,
     TOKENS_RELOADED,
+    WORKER_EVENTS,
     Counters,
 )
 
@@ -93,6 +96,14 @@ class Accounts:
             tokens = {} if state is None else state.sources
         for name, num in tokens.items():
             self.counters.add(TOKENS_RELOADED, (name,), num)
+
+    def reported(self, report: WorkerReport) -> None:
+        """Count what ranks' links did, and what ranks gave up on."""
+        for link in report.links:
+            self.counters.add(BYTES_COPIED, (link.name,), link.nbytes)
+            self.counters.add(COPY_SECONDS, (link.name,), link.seconds)
+        for event, num in report.counters.items():
+            self.counters.add(WORKER_EVENTS, (event,), num)
 
     def close(self) -> None:
         """Close the decision log."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvtiers.connector.calibrated import measured_seeds
 from kvtiers.connector.shape import EngineShape
-from kvtiers.control.settings import ControlSettings, GroupSettings, StoreSettings
+from kvtiers.control.settings import PREFETCH_SHARE, ControlSettings, GroupSettings, StoreSettings
 from kvtiers.cost.links import Links, StoreKind
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import PlanPolicy
@@ -63,6 +64,7 @@ def control_settings(
         low_watermark=config.dram.low_watermark,
         reload_deadline=config.reload.deadline,
         lookup_deadline=config.reload.lookup_deadline,
+        prefetch_share=PREFETCH_SHARE if config.reload.prefetch == "auto" else 0.0,
     )
 
 
@@ -83,11 +85,16 @@ def _store_settings(tier: StoreTier, hellos: Sequence[Hello]) -> StoreSettings:
 
 
 def cost_model(config: Config, shape: EngineShape) -> CostModel:
-    """Return the cost model, seeded; measurements correct it."""
+    """Return the cost model, seeded; measurements correct it.
+
+    Raises:
+        ConfigError: the configured calibration cannot be read.
+    """
     model = _UNKNOWN_MODEL if shape.model is None else shape.model
     prefill = PrefillModel(
         _SEED_STEP_SECONDS, shape.seed_flops_per_second, model, shape.max_tokens_per_step
     )
-    links = Links.seeded({store.name: StoreKind(store.kind) for store in config.stores})
+    kinds = {store.name: StoreKind(store.kind) for store in config.stores}
+    links = Links.seeded(kinds, measured=measured_seeds(config))
     policy = PlanPolicy(CostMode(config.cost.mode), config.cost.margin)
     return CostModel(prefill, links, policy)

@@ -9,26 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtiers.connector.build import slots_for
+from kvtiers.connector.fit import check_memory
 from kvtiers.connector.stores import RankStores
 from kvtiers.connector.worker import WorkerConnector
 from kvtiers.data.copier import Copier
 from kvtiers.data.copier_host import make_host_copier
 from kvtiers.data.executor import Executor
 from kvtiers.data.executor_thread import ExecutorThread
-from kvtiers.data.host_memory import available_memory
 from kvtiers.data.key_space import KeySpace
 from kvtiers.data.slab import Registrar, Slab
 from kvtiers.data.store import BlockStore
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.config import Config
-from kvtiers.model.config_tiers import DramTier, MemoryTier
-from kvtiers.model.errors import CapacityError, KVTiersError
+from kvtiers.model.errors import KVTiersError
 from kvtiers.model.fingerprint import Fingerprint
 from kvtiers.model.frame import slot_nbytes_for
 from kvtiers.model.keys import Rank
 from kvtiers.model.layout import KVLayout
 from kvtiers.model.messages import Hello
-from kvtiers.model.units import format_size
 
 logger = logging.getLogger(__name__)
 
@@ -151,28 +149,3 @@ def _build_rank(
     )
     logger.info("slab of %d slots of %d bytes, %s", num_slots, slot_nbytes, media.how)
     return WorkerConnector(hello, ExecutorThread(executor), copier.mark)
-
-
-def check_memory(config: Config) -> None:
-    """Refuse tiers that together exceed what this machine can give.
-
-    All of the engine's ranks are counted: each is a little less than it may use, but none has
-    touched its share when the others look.
-
-    Raises:
-        CapacityError: with the tier at which the sum passes the limit.
-    """
-    available = available_memory()
-    if available is None:
-        return
-    total = 0
-    for idx, tier in enumerate(config.tiers):
-        if not isinstance(tier, DramTier | MemoryTier):
-            continue
-        total += tier.capacity
-        if total > available.nbytes:
-            raise CapacityError(
-                f"{format_size(tier.capacity)} makes {format_size(total)} of host memory in all, "
-                f"but {available.bound} leaves {format_size(available.nbytes)}; write less",
-                ("tiers", idx, "capacity"),
-            )

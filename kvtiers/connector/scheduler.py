@@ -9,25 +9,24 @@ from dataclasses import replace
 
 from kvtiers.connector.accounts import Accounts
 from kvtiers.connector.build import control_settings, cost_model
+from kvtiers.connector.in_step import may_load_in_step
 from kvtiers.connector.lasting import LastingStores
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import BlockIds, Reload, Step
-from kvtiers.control.answers import Answer, LoadDone
+from kvtiers.control.answers import LoadDone
 from kvtiers.control.controller import Controller
+from kvtiers.control.prefetch import Arrival
 from kvtiers.control.reload import LoadRequest
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError
 from kvtiers.model.messages import DRAM, Hello, JobId, StepOrders, WorkerReport
 from kvtiers.model.outcome import Outcome
 from kvtiers.observe.metrics import (
-    BYTES_COPIED,
-    COPY_SECONDS,
     OFFLOADS_DROPPED,
     PINNED_BLOCKS,
     TIER_BLOCKS,
     TIER_CAPACITY_BLOCKS,
-    WORKER_EVENTS,
     Counters,
     Snapshot,
 )
@@ -116,6 +115,18 @@ class SchedulerConnector:
         self.controller.arrived(state.keys, self._clock())
         self.lasting.ask(self.controller)
 
+    def prefetch(self, request_id: str, num_tokens: int, num_local_tokens: int) -> None:
+        """Bring what a request that has arrived would reload from stores to DRAM while it waits.
+
+        Args:
+            num_tokens: of the request. num_local_tokens: those that the engine has in HBM now, as
+                far as it can tell; what they cover is not read.
+        """
+        state = self._requests.get(request_id)
+        if state is not None and self.config.stores:
+            start = num_local_tokens // self._block_size
+            self.controller.prefetch(Arrival(request_id, state.keys, start, num_tokens))
+
     def reloadable(
         self, request_id: str, hashes: Sequence[bytes], num_tokens: int, num_local_tokens: int
     ) -> Reload:
@@ -139,8 +150,8 @@ class SchedulerConnector:
         state.sources = self._accounts.tokens_by_tier(answer, answer.num_blocks)
         if answer.num_blocks == 0:
             return Reload(0, asynchronous=False)
-        asynchronous = not self._may_load_in_step(state, answer)
-        return Reload(answer.num_blocks * self._block_size, asynchronous)
+        in_step = may_load_in_step(self.controller, self.config, self.shape, state.keys, answer)
+        return Reload(answer.num_blocks * self._block_size, asynchronous=not in_step)
 
     def allocated(
         self, request_id: str, block_ids: BlockIds, num_local_tokens: int, load: Reload
@@ -221,7 +232,9 @@ class SchedulerConnector:
         for request_id, num_computed in step.num_computed_tokens.items():
             self._computed(request_id, num_computed, step.block_ids)
         sync, self._sync = self._sync, []
+        self.lasting.tell(controller)  # for those that wait: nobody asks about them
         orders = controller.take_orders(step.num_scheduled_tokens, sync, self._clock())
+        self.lasting.ask(controller)
         return replace(orders, generation=self.lasting.generation)
 
     def reported(self, report: WorkerReport) -> list[LoadDone]:
@@ -238,11 +251,7 @@ class SchedulerConnector:
         if not self._unconfirmed:
             self._offer_ended()
         self.controller.cost.observe_links(report.links)
-        for link in report.links:
-            self.counters.add(BYTES_COPIED, (link.name,), link.nbytes)
-            self.counters.add(COPY_SECONDS, (link.name,), link.seconds)
-        for event, num in report.counters.items():
-            self.counters.add(WORKER_EVENTS, (event,), num)
+        self._accounts.reported(report)
         return done
 
     def step_took(
@@ -321,6 +330,8 @@ class SchedulerConnector:
         state.derive_keys(self.shape.hashes_per_block)
         state.num_computed = num_computed
         state.num_full = min(num_computed // self._block_size, len(state.keys[0]))
+        if not state.admitted:
+            self.controller.admitted(request_id)
         state.admitted = True
         if state.tainted or min(state.num_offered) >= state.num_full:
             return
@@ -369,20 +380,6 @@ class SchedulerConnector:
         """Offer all blocks of all live requests again: what DRAM has is not copied twice."""
         for state in self._requests.values():
             state.offer_again()
-
-    def _may_load_in_step(self, state: RequestState, answer: Answer) -> bool:
-        """Whether a reload is quick and cannot fail for reasons of its medium."""
-        if not self.shape.loads_in_step or self.config.integrity == "all":
-            return False
-        controller, num_blocks = self.controller, answer.num_blocks or 0
-        nbytes = controller.settings.block_nbytes
-        if (answer.match.sources[:, :num_blocks] != 0).any():
-            return False
-        seconds = controller.cost.predict_load_seconds([num_blocks], nbytes)
-        start = answer.match.start
-        return seconds < self.config.reload.sync_below and controller.ready(
-            state.keys, start, start + num_blocks
-        )
 
     def _loaded(self, load: LoadDone, job_id: JobId) -> None:
         self._accounts.loaded(load, self._requests.get(load.request_id))

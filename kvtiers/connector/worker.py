@@ -257,7 +257,7 @@ def _hops(transfer: Transfer) -> list[str]:
     """Return the hops that an order is answered for, in their order."""
     if transfer.kind is TransferKind.RELOAD:
         return [HBM]
-    first = [DRAM] if transfer.kind is TransferKind.OFFLOAD else []
+    first = [DRAM] if transfer.kind in (TransferKind.OFFLOAD, TransferKind.PROMOTE) else []
     return first + [
         name
         for idx, name in enumerate(transfer.stores)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from kvtiers.control.answers import Answer, LoadDone, kept_blocks, slowest
 from kvtiers.control.departures import Departures
 from kvtiers.control.fences import Fences
-from kvtiers.control.jobs import Job, JobTable, Row
+from kvtiers.control.gates import Gates
+from kvtiers.control.jobs import Job, JobTable
 from kvtiers.control.offload import OffloadDesk
 from kvtiers.control.places import Places
 from kvtiers.control.policy import make_policy
+from kvtiers.control.prefetch import Arrival, PrefetchDesk
 from kvtiers.control.presence import PresenceTable
+from kvtiers.control.probes import ProbeDesk
 from kvtiers.control.reload import LoadRequest, Match, ReloadDesk
 from kvtiers.control.settings import ControlSettings
+from kvtiers.control.suspects import Suspects
 from kvtiers.control.tier import Residence, Tier
-from kvtiers.cost.links import offload_link, read_link, reload_link
+from kvtiers.control.traffic import read_nbytes, row_nbytes
+from kvtiers.cost.links import offload_link
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt
 from kvtiers.model.keys import BlockKey, Rank, pack_keys, unpack_keys
@@ -36,8 +39,6 @@ from kvtiers.model.messages import (
     UInt8s,
 )
 from kvtiers.observe.metrics import Counters
-
-_DISTRUSTED_STEPS: Final = 3  # the one that failed, and two that were scheduled before the news
 
 
 @dataclass(slots=True)
@@ -78,9 +79,14 @@ class Controller:
         self.presence = PresenceTable()
         self.jobs = JobTable(tuple(ranks))
         self.fences = Fences()
+        self.gates = Gates(settings, counters)
         inherited = {idx for idx, store in enumerate(settings.stores) if store.inherits}
-        self._places = Places(self.dram, self.stores, self.presence, settings.stores, inherited)
+        self._places = Places(
+            self.dram, self.stores, self.presence, settings.stores, self.gates, inherited
+        )
         places = self._places
+        self._probes = ProbeDesk(settings, places, self.jobs)
+        self._prefetches = PrefetchDesk(settings, places, self.jobs, counters)
         self._offloads = OffloadDesk(settings, places, self.jobs, self.fences, counters)
         self._reloads = ReloadDesk(settings, places, self.jobs, counters)
         self._asked: dict[str, _Asked] = {}
@@ -92,8 +98,7 @@ class Controller:
         self._fenced: set[JobId] = set()
         self._step = 0
         self._departures = Departures(places, counters)
-        self._recent: deque[tuple[JobId, ...]] = deque(maxlen=_DISTRUSTED_STEPS)
-        self._rows_of: dict[JobId, list[Row]] = {}
+        self._suspects = Suspects(places, self.jobs)
 
     # -- questions --------------------------------------------------------------------
 
@@ -165,13 +170,21 @@ class Controller:
             self.presence.tick(now)
             self._look_up(self._reloads.match(keys, 0, min(map(len, keys))))
 
+    def prefetch(self, arrival: Arrival) -> None:
+        """Bring what a request would reload from stores to DRAM while it waits."""
+        self._prefetches.arrived(arrival)
+
+    def admitted(self, request_id: str) -> None:
+        """Note that a request waits no more: nothing is brought ahead for it any longer."""
+        self._prefetches.left(request_id)
+
     def allocated(self, load: LoadRequest, now: float) -> JobId:
         """Start the reload of blocks that the engine has made room for."""
         self._asked.pop(load.request_id, None)
+        self._prefetches.left(load.request_id)
         job = self._reloads.start(load, self.epoch, now)
         self._loading[load.request_id] = job.job_id
-        for link, nbytes in self._read_nbytes(job).items():
-            self.cost.links.submitted(link, nbytes)
+        self._count_queued(job)
         return job.job_id
 
     def overwritten(self, block_ids: Iterable[int]) -> None:
@@ -212,6 +225,7 @@ class Controller:
 
     def finished(self, request_id: str) -> None:
         """Forget a request that finished, was aborted, or left the queue."""
+        self._prefetches.left(request_id)
         self._asked.pop(request_id, None)
         self._barred.discard(request_id)
         self._loading.pop(request_id, None)
@@ -233,17 +247,20 @@ class Controller:
         Answers of an epoch before a `reset` only give back what their job held.
         """
         job, outcomes, done = self.jobs.answer(completion)
+        reads = job.kind in (TransferKind.RELOAD, TransferKind.PROMOTE)
         loaded = None
         if outcomes is not None:
+            self.gates.answered(job, completion.hop, outcomes, now)
             if completion.hop == HBM:
                 loaded = self._reloaded(job, outcomes, now)
+            elif completion.hop != RELEASED and reads:
+                self._promoted(job, outcomes)
             elif completion.hop != RELEASED:
                 self._offloads.settle(job, completion.hop, outcomes, self.epoch)
                 if completion.hop == DRAM:
-                    self.cost.links.done(offload_link(), self._row_nbytes * len(job.rows))
+                    self.cost.links.done(offload_link(), row_nbytes(self.settings) * len(job.rows))
         if done:
-            desk = self._reloads if job.kind is TransferKind.RELOAD else self._offloads
-            desk.closed(job)
+            (self._reloads if reads else self._offloads).closed(job)
         return loaded
 
     def distrust(self) -> None:
@@ -251,16 +268,7 @@ class Controller:
 
         A load failed, ours or another connector's, and what was computed on top of it is false.
         """
-        for rows in self._rows_of.values():
-            for row in rows:
-                if row.entry is not None:
-                    self.dram.doom(row.entry)
-                for idx, stored in row.store_entries.items():
-                    tier = self.stores[idx]
-                    if tier is not None and stored is not None:
-                        tier.doom(stored)
-        self._rows_of.clear()
-        self._recent.clear()
+        self._suspects.doom()
 
     def reset(self) -> None:
         """Start a new epoch: nothing that was stored before is served again."""
@@ -269,6 +277,7 @@ class Controller:
         self._places.reset()
         self._lookups.clear()
         self._asking.clear()
+        self._prefetches.reset()
         self._asked.clear()
 
     def take_orders(
@@ -278,8 +287,12 @@ class Controller:
         after = self._offloads.seal()
         if after is not None:
             self._submitted(after)
+        self.gates.tick(now)
         demote = self._offloads.demote(self.epoch)
-        before = [*self._before, *self._reloads.orders(now, sync_jobs)]
+        probes = self._probes.orders(self.epoch, now)
+        promotes = self._prefetch(now)
+        reloads = self._reloads.orders(now, sync_jobs)
+        before = [*self._before, *probes, *promotes, *reloads]
         if demote is not None:
             before.append(demote)
         self._step += 1
@@ -293,7 +306,7 @@ class Controller:
             forgets=tuple(self._departures.forgets()),
             num_scheduled_tokens=num_scheduled_tokens,
         )
-        self._remember([*self._before, *orders.after])
+        self._suspects.remember([*self._before, *orders.after])
         self._before = []
         self._fenced = set()
         return orders
@@ -308,20 +321,9 @@ class Controller:
 
     # -- internals --------------------------------------------------------------------
 
-    def _remember(self, offloads: Sequence[Transfer]) -> None:
-        """Keep what this step offloads, until it can no longer turn out to be false."""
-        if len(self._recent) == self._recent.maxlen:
-            for job_id in self._recent[0]:
-                self._rows_of.pop(job_id, None)
-        self._recent.append(tuple(transfer.job_id for transfer in offloads))
-        for transfer in offloads:
-            job = self.jobs.get(transfer.job_id)
-            if job is not None:
-                self._rows_of[transfer.job_id] = job.rows
-
     def _version(self) -> tuple[int, ...]:
         tiers = (tier.version for tier in self.stores if tier is not None)
-        return (self.epoch, self.dram.version, self.presence.version, *tiers)
+        return (self.epoch, self.dram.version, self.presence.version, self.gates.version, *tiers)
 
     def _compare(self, request_id: str, match: Match, num_tokens: int) -> Answer:
         if request_id in self._barred or match.num_blocks == 0:
@@ -340,18 +342,35 @@ class Controller:
                 self._asking.update((store, key) for key in new)
                 self._lookups.setdefault(store, []).extend(new)
 
+    def _prefetch(self, now: float) -> list[Transfer]:
+        def ask(it: Arrival) -> Answer:
+            return self.plan(it.request_id, it.keys, it.start, it.num_tokens, now)
+
+        jobs, orders = self._prefetches.orders(ask, self.epoch, now)
+        for job in jobs:
+            self._count_queued(job)
+        return orders
+
+    def _count_queued(self, job: Job) -> None:
+        for link, nbytes in read_nbytes(job, self.settings).items():
+            self.cost.links.submitted(link, nbytes)
+
+    def _count_done(self, job: Job) -> None:
+        for link, nbytes in read_nbytes(job, self.settings).items():
+            self.cost.links.done(link, nbytes)
+
+    def _promoted(self, job: Job, outcomes: UInt8s) -> None:
+        self._reloads.settle(job, outcomes, self.epoch)
+        if not job.probes:
+            self._count_done(job)
+
     @property
     def _hears_say(self) -> bool:
         """Whether some store is known through its index only."""
         return bool(self._places.inherited) or None in self.stores
 
-    @property
-    def _row_nbytes(self) -> int:
-        """Bytes of one block of one KV group, the groups taken as equal."""
-        return self.settings.block_nbytes // len(self.settings.groups)
-
     def _submitted(self, transfer: Transfer) -> None:
-        self.cost.links.submitted(offload_link(), self._row_nbytes * transfer.num_blocks)
+        self.cost.links.submitted(offload_link(), row_nbytes(self.settings) * transfer.num_blocks)
 
     def _reloaded(self, job: Job, outcomes: UInt8s, now: float) -> LoadDone:
         num_loaded, num_failed = self._reloads.settle(job, outcomes, self.epoch)
@@ -360,16 +379,6 @@ class Controller:
             del self._loading[job.request_id]
         if num_failed and alive:
             self._barred.add(job.request_id)  # until it is preempted or ends: it must not loop
-        for link, nbytes in self._read_nbytes(job).items():
-            self.cost.links.done(link, nbytes)
+        self._count_done(job)
         kept = kept_blocks(job, outcomes, self.settings) if num_failed else {}
         return LoadDone(job.request_id, num_loaded, num_failed, now - job.started, kept)
-
-    def _read_nbytes(self, job: Job) -> dict[str, int]:
-        """Return the bytes that a reload queues on each link."""
-        nbytes = {reload_link(): self._row_nbytes * len(job.rows)}
-        for row in job.rows:
-            if row.source:
-                link = read_link(self.settings.stores[row.source - 1].name)
-                nbytes[link] = nbytes.get(link, 0) + self._row_nbytes
-        return nbytes

@@ -20,8 +20,8 @@ class Row:
 
     Attributes:
         entry: the DRAM entry that the job reads or fills; None when it goes through the window.
-        store_entries: by store index: read (RELOAD) or filled (OFFLOAD, DEMOTE).
-        source: RELOAD: 0 for DRAM, else 1 + store index.
+        store_entries: by store index: read (RELOAD, PROMOTE) or filled (OFFLOAD, DEMOTE).
+        source: RELOAD, PROMOTE: 0 for DRAM, else 1 + store index.
         lands: whether the entry is being filled by this job, not read.
         parent: the block before it, None for the first.
         given_up: whether the row is sent without its source, for want of any slot to stage it.
@@ -43,6 +43,8 @@ class Job:
 
     Attributes:
         window: staging slots it holds. request_id: whom a RELOAD is for.
+        started, ordered: when the job was opened, and when the ranks were told.
+        probes: whether it is to show that a store answers again.
         merged: hop to the worst outcome of each row so far, over the ranks that answered.
     """
 
@@ -53,6 +55,8 @@ class Job:
     window: list[int] = field(default_factory=list)
     request_id: str = ""
     started: float = 0.0
+    ordered: float = 0.0
+    probes: bool = False
     merged: dict[str, UInt8s] = field(default_factory=dict)
     answered: dict[str, set[Rank]] = field(default_factory=dict)
     finished: set[Rank] = field(default_factory=set)

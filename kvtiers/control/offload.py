@@ -38,6 +38,7 @@ class OffloadDesk:
         self._dram = places.dram
         self._stores = places.stores
         self._presence = places.presence
+        self._gates = places.gates
         self._jobs = jobs
         self._fences = fences
         self._counters = counters
@@ -72,7 +73,7 @@ class OffloadDesk:
         if self._open is None:
             self._open = self._jobs.open(TransferKind.OFFLOAD, epoch)
         job = self._open
-        row = Row(key, block_id, entry, lands=True)
+        row = Row(key, block_id, entry, lands=True, parent=parent)
         for idx, store in self._through:
             self._route(row, idx, store, parent)
         dram.pin(entry)
@@ -117,23 +118,25 @@ class OffloadDesk:
 
         A victim takes the blocks before it along, tail first, as far as room is needed. Those
         that need no write leave at once, or after their children. Returns the order, None when
-        there is none.
+        there is none. While no store is in use nothing is: DRAM drops what it must.
         """
         slots = self._settings.num_slots
         used = slots - self._dram.num_free - len(self._demoting)  # as soon as those have left
-        back = [i for i, s in enumerate(self._settings.stores) if s.write == "back"]
+        stores, most_writes = self._settings.stores, self._gates.most_writes
+        back = [i for i, s in enumerate(stores) if s.write == "back" and most_writes(i)]
         if not back or used <= self._settings.high_watermark * slots:
             return None
         excess = used - int(self._settings.low_watermark * slots)
+        excess = min(excess, max(map(most_writes, back)))  # one, where it is a probe
         job: Job | None = None
         while excess > 0:
             victim = self._dram.next_victim()
             if victim is None:
                 break
             while victim is not None and excess > 0:
-                row = Row(victim.key, -1, victim)
+                row = Row(victim.key, -1, victim, parent=victim.parent_key)
                 for idx in back:
-                    self._route(row, idx, self._settings.stores[idx], victim.parent_key)
+                    self._route(row, idx, stores[idx], victim.parent_key)
                 excess -= 1
                 if not row.store_entries and victim.evictable:
                     self._dram.evict(victim)
@@ -162,6 +165,9 @@ class OffloadDesk:
         shared = tier is None and self._places.belief(idx, row.key) is Belief.PRESENT
         if shared or (tier is not None and tier.get(row.key) is not None):
             return
+        if not self._gates.most_writes(idx):
+            self._counters.add("kvtiers_offloads_dropped_total", (f"off_{store.name}",))
+            return
         worth = admission.worth(row.key)
         admission.offered(row.key)
         if not worth:
@@ -172,6 +178,7 @@ class OffloadDesk:
             self._counters.add("kvtiers_offloads_dropped_total", (f"no_room_{store.name}",))
             return
         row.store_entries[idx] = entry
+        self._gates.writing(idx, row)
 
     def _settle_write(self, row: Row, idx: int, outcome: Outcome, *, believed: bool) -> None:
         """Apply the fate of one write to a store."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvtiers.control.gates import Gates
 from kvtiers.control.presence import Belief, PresenceTable
 from kvtiers.control.settings import StoreSettings
 from kvtiers.control.tier import Residence, Tier
@@ -18,6 +19,7 @@ class Places:
     Attributes:
         dram: the slab. stores: in the order of the settings; None for a shared store, whose
             contents are known through `presence` only.
+        gates: which stores are in use.
         inherited: indexes of private stores with frames of an earlier life; emptied by a reset.
     """
 
@@ -25,6 +27,7 @@ class Places:
     stores: Sequence[Tier | None]
     presence: PresenceTable
     settings: Sequence[StoreSettings]
+    gates: Gates
     inherited: set[int] = field(default_factory=set)
 
     def belief(self, idx: int, key: BlockKey) -> Belief:
@@ -76,3 +79,4 @@ class Places:
             if tier is not None:
                 tier.reset()
         self.presence.reset()
+        self.gates.reset()

@@ -10,20 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtiers.control.jobs import Job, JobTable, Row
+from kvtiers.control.load_order import load_order
 from kvtiers.control.places import Places
 from kvtiers.control.presence import Belief
 from kvtiers.control.settings import ControlSettings
 from kvtiers.control.tier import Entry, Residence
-from kvtiers.model.keys import BlockKey, pack_keys
+from kvtiers.model.keys import BlockKey
 from kvtiers.model.messages import (
     DRAM,
     NO_BLOCK,
-    NO_SLOT,
     JobId,
     Transfer,
     TransferKind,
     UInt8s,
-    int64s,
 )
 from kvtiers.model.outcome import Outcome
 from kvtiers.observe.metrics import Counters
@@ -95,6 +94,7 @@ class ReloadDesk:
         self._places = places
         self._dram = places.dram
         self._stores = places.stores
+        self._gates = places.gates
         self._jobs = jobs
         self._counters = counters
         self._waiting: deque[Job] = deque()
@@ -158,6 +158,8 @@ class ReloadDesk:
     def _locate_below(self, key: BlockKey, unknown: dict[str, list[BlockKey]]) -> int:
         nowhere = ABSENT
         for idx, store in enumerate(self._settings.stores):
+            if not self._gates.readable(idx):
+                continue
             belief = self._places.belief(idx, key)
             if belief is Belief.PRESENT:
                 return 1 + idx
@@ -255,10 +257,10 @@ class ReloadDesk:
             _give_up_staging(kept[0])
             sent.append(kept.popleft())
         self._waiting = kept
-        return [self._order(job, now) for job in sent]
+        return [load_order(job, self._settings, now) for job in sent]
 
     def settle(self, job: Job, outcomes: UInt8s, epoch: int) -> tuple[int, int]:
-        """Apply the merged outcomes of a RELOAD job; returns blocks (loaded, failed).
+        """Apply the merged outcomes of a RELOAD or PROMOTE job; returns blocks (loaded, failed).
 
         Args:
             epoch: the present one; what jobs of an earlier one missed says nothing.
@@ -277,12 +279,12 @@ class ReloadDesk:
                 self._counters.add("kvtiers_blocks_failed_total", (Outcome(outcome).name.lower(),))
         names = (DRAM, *(store.name for store in self._settings.stores))
         for name, num_blocks in zip(names, loaded, strict=True):
-            if num_blocks:
+            if num_blocks and job.kind is TransferKind.RELOAD:
                 self._counters.add("kvtiers_blocks_reloaded_total", (name,), num_blocks)
         return sum(loaded), failed
 
     def closed(self, job: Job) -> None:
-        """Let go of what a finished RELOAD job held."""
+        """Let go of what a finished RELOAD or PROMOTE job held."""
         for row in job.rows:
             if row.entry is not None:
                 self._dram.unpin(row.entry)
@@ -355,7 +357,7 @@ class ReloadDesk:
         if row.source == 0 or row.given_up:
             return
         idx = row.source - 1
-        gone = outcome in (Outcome.MISSING, Outcome.CORRUPT, Outcome.FAILED)
+        gone = self._gates.condemned(idx, row.key, outcome)
         tier = self._stores[idx]
         entry = row.store_entries.get(idx)
         if tier is not None and entry is not None:
@@ -365,23 +367,6 @@ class ReloadDesk:
             self._places.disclaim(idx, row.key)
         else:
             self._places.adopt(idx, row.key, row.parent)
-
-    def _order(self, job: Job, now: float) -> Transfer:
-        left = max(job.started + self._settings.reload_deadline - now, 0.0)
-        return Transfer(
-            job_id=job.job_id,
-            epoch=job.epoch,
-            kind=job.kind,
-            keys=pack_keys(row.key for row in job.rows),
-            block_ids=int64s([row.block_id for row in job.rows]),
-            slots=int64s([NO_SLOT if row.entry is None else row.entry.slot for row in job.rows]),
-            sources=np.array([0 if r.given_up else r.source for r in job.rows], np.uint8),
-            targets=np.zeros(len(job.rows), np.uint8),
-            stores=tuple(store.name for store in self._settings.stores),
-            window=int64s(job.window),
-            deadline=left,
-            request_id=job.request_id,
-        )
 
 
 def _give_up_staging(job: Job) -> None:

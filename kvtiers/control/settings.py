@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+# Of the slots: room for a burst of requests, and three quarters stay what the policy made of them.
+PREFETCH_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class ControlSettings:
         offload_deadline: seconds after which a block that has not been offloaded is dropped.
         lookup_deadline: seconds that a request waits for a shared store's answer.
         max_window: most slots that one job stages through.
+        prefetch_share: share of the slots that may hold blocks brought for requests that wait.
     """
 
     num_slots: int
@@ -69,3 +73,4 @@ class ControlSettings:
     offload_deadline: float = 30.0
     lookup_deadline: float = 0.05
     max_window: int = 64
+    prefetch_share: float = PREFETCH_SHARE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvtiers.cost.links import Links
-from kvtiers.cost.planner import pipelined_seconds
+from kvtiers.cost.loads import Loads, WindowKV
 from kvtiers.cost.prefill import PrefillModel
 
 
@@ -16,6 +16,7 @@ def break_even_tokens(
     longest_tokens: int,
     links: Links,
     prefill: PrefillModel,
+    windows: tuple[WindowKV, ...] = (),
 ) -> int | None:
     """Return the shortest prefix from which on a reload is always faster, up to a longest one.
 
@@ -24,15 +25,16 @@ def break_even_tokens(
 
     Args:
         source: where the prefix lies, 0 for DRAM, else 1 + store index.
-        block_size: tokens of a block. block_nbytes: bytes of one on a rank.
+        block_size: tokens of a block. block_nbytes: bytes of one on a rank, over all KV groups.
+        windows: KV groups of which only the last blocks are loaded.
 
     Returns:
         tokens of the prefix; None if there is no such length.
     """
-    num_blocks = np.arange(1, longest_tokens // block_size + 1)
-    cached = num_blocks * block_size
-    stores = {links.stores[source - 1]: num_blocks} if source else {}
-    loads = pipelined_seconds(num_blocks, stores, block_nbytes, links.without_queues())
+    idle = links.without_queues()
+    sources = np.full(longest_tokens // block_size, source, np.uint8)
+    loads = Loads.of_prefixes(sources, block_nbytes, idle, windows).seconds(idle)[1:]
+    cached = np.arange(1, len(sources) + 1) * block_size
     slower = np.flatnonzero(loads + prefill.seconds(1, cached) >= prefill.seconds(cached + 1))
     first = int(slower[-1]) + 1 if len(slower) else 0
     return int(cached[first]) if first < len(cached) else None

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtiers.cost.links import Links, read_link, reload_link
+from kvtiers.cost.loads import Loads
 from kvtiers.cost.planner import (
     Bools,
     PlanPolicy,
     PlanReason,
     Prompt,
     ReloadPlan,
-    pipelined_seconds,
     plan_reload,
 )
 from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Victim, plan_preempt
@@ -93,12 +93,8 @@ class CostModel:
                 than there are stores.
             block_nbytes: bytes of a block on one rank.
         """
-        num_blocks = np.array([sum(num_blocks_by_source)], dtype=np.int64)
-        from_store = {
-            store: np.array([count], dtype=np.int64)
-            for store, count in zip(self.links.stores, num_blocks_by_source[1:], strict=False)
-        }
-        return float(pipelined_seconds(num_blocks, from_store, block_nbytes, self.links)[0])
+        loads = Loads.of_counts(num_blocks_by_source, block_nbytes, self.links)
+        return float(loads.seconds(self.links)[0])
 
     def step_flops(self, num_new_tokens: Sequence[int], num_context_tokens: Sequence[int]) -> float:
         """Return the operations of one engine step, from each request's tokens in it."""

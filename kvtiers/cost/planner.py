@@ -9,14 +9,14 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from kvtiers.cost.links import Links, read_link, reload_link
+from kvtiers.cost.links import Links
+from kvtiers.cost.loads import Loads, WindowKV
 from kvtiers.cost.prefill import PrefillModel
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import UInt8s
 
 Float64s = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
 
 
 class Objective(StrEnum):
@@ -59,6 +59,7 @@ class Prompt:
             needs the device. What this one computes then delays them, and counts. In a burst of
             requests that each knew only themselves, the few that compute would hold up all that
             loaded: up to 31 % of mean TTFT in `tests/cost/test_regret.py`, and none with this.
+        windows: KV groups of which only the last blocks are loaded; part of `block_nbytes`.
     """
 
     num_tokens: int
@@ -68,6 +69,7 @@ class Prompt:
     wait_seconds: float = 0.0
     stalled_seconds: float = 0.0
     others_ready_seconds: tuple[float, ...] = ()
+    windows: tuple[WindowKV, ...] = ()
 
     def after(self, num_blocks: int, stalled_seconds: float) -> Prompt:
         """Return the rest of a prompt of whose reload so many blocks have come.
@@ -163,7 +165,8 @@ def plan_reload(
         ValueError: sizes do not match, a store does not exist, or blocks exceed the prompt.
     """
     _check(sources, valid, prompt, links)
-    loads = load_seconds(sources, prompt.block_nbytes, links)
+    of_prefixes = Loads.of_prefixes(sources, prompt.block_nbytes, links, prompt.windows)
+    loads = of_prefixes.seconds(links)
     loads[1:] += prompt.stalled_seconds
     rest, first_step = _rest_seconds(len(sources), prompt, prefill)
     ttft_seconds = _ttft_seconds(loads, rest, first_step, prompt, policy.num_load_stages)
@@ -172,7 +175,7 @@ def plan_reload(
         ready = loads / policy.num_load_stages
         scores = ttft_seconds + delay_seconds(ready, ttft_seconds, prompt)
     if policy.objective is not Objective.TTFT:
-        busiest = np.maximum(rest, _busiest_link_seconds(sources, prompt.block_nbytes, links))
+        busiest = np.maximum(rest, of_prefixes.busiest_link_seconds(links))
         both = policy.objective is Objective.BALANCED
         scores = 0.5 * (scores + busiest) if both else busiest
     allowed = valid.copy()
@@ -194,64 +197,6 @@ def plan_reload(
         auto_seconds=float(ttft_seconds[auto]),
         compute_seconds=float(rest[num_blocks]),
     )
-
-
-def load_seconds(sources: UInt8s, block_nbytes: int, links: Links) -> Float64s:
-    """Return the seconds to reload the first m blocks, for every m from 0 to ``len(sources)``.
-
-    See `pipelined_seconds` for the formula.
-    """
-    num_blocks = np.arange(len(sources) + 1)
-    return pipelined_seconds(num_blocks, _num_from_stores(sources, links), block_nbytes, links)
-
-
-def pipelined_seconds(
-    num_blocks: Int64s,
-    num_from_store: dict[str, Int64s],
-    block_nbytes: int,
-    links: Links,
-) -> Float64s:
-    """Return the seconds of reloads ``store -> slot -> HBM``, block by block.
-
-    The slower stage rules; where stores rule, the last block still has to go from its slot to
-    HBM. Stores are added up: two of them are commonly files on the same disk.
-
-    Args:
-        num_blocks: of each reload. num_from_store: how many of them come from each store.
-    """
-    link = reload_link()
-    to_hbm = links[link].seconds(
-        num_blocks, num_blocks * float(block_nbytes), links.queued_nbytes(link)
-    )
-    from_stores = np.zeros(len(num_blocks))
-    for store, counts in num_from_store.items():
-        link = read_link(store)
-        from_stores += links[link].seconds(
-            counts, counts * float(block_nbytes), links.queued_nbytes(link)
-        )
-    last_block = float(links[reload_link()].seconds(1, block_nbytes))
-    by_stores = np.where(from_stores > 0, from_stores + last_block, 0.0)
-    return np.asarray(np.maximum(to_hbm, by_stores), dtype=np.float64)
-
-
-def _num_from_stores(sources: UInt8s, links: Links) -> dict[str, Int64s]:
-    """Return, per store, how many of the first m blocks lie there, for every m."""
-    found = {}
-    for source in np.flatnonzero(np.bincount(sources)):
-        if source > 0:
-            counts = np.zeros(len(sources) + 1, dtype=np.int64)
-            np.cumsum(sources == source, out=counts[1:])
-            found[links.stores[source - 1]] = counts
-    return found
-
-
-def _busiest_link_seconds(sources: UInt8s, block_nbytes: int, links: Links) -> Float64s:
-    """Return how long the reload of the first m blocks keeps the link that it needs longest."""
-    num_by_link = {reload_link(): np.arange(len(sources) + 1)}
-    for store, counts in _num_from_stores(sources, links).items():
-        num_by_link[read_link(store)] = counts
-    seconds = [links[name].seconds(num, num * block_nbytes) for name, num in num_by_link.items()]
-    return np.asarray(np.max(seconds, axis=0), dtype=np.float64)
 
 
 def _rest_seconds(

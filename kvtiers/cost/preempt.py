@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-
 from kvtiers.cost.links import Links, offload_link
-from kvtiers.cost.planner import pipelined_seconds
+from kvtiers.cost.loads import Loads
 from kvtiers.cost.prefill import PrefillModel
 
 
@@ -105,11 +103,9 @@ def _swap_seconds(victim: Victim, num_stored: int, links: Links, prefill: Prefil
     down, num_down = links[offload_link()], num_blocks - num_stored
     queued = links.queued_nbytes(offload_link())
     seconds = float(down.seconds(num_down, num_down * victim.block_nbytes, queued))
-    from_store = {
-        store: np.array([num])
-        for store, num in zip(links.stores, victim.num_stored_by_source[1:], strict=False)
-    }
+    by_source = list(victim.num_stored_by_source) or [0]
+    by_source[0] += num_down
     idle = links.without_queues()
-    back = pipelined_seconds(np.array([num_blocks]), from_store, victim.block_nbytes, idle)
+    back = Loads.of_counts(by_source, victim.block_nbytes, idle).seconds(idle)
     context = min(num_blocks * victim.block_size, victim.num_tokens - 1)
     return seconds + float(back[0]) + float(prefill.seconds(victim.num_tokens - context, context))

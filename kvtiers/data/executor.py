@@ -36,8 +36,8 @@ class Executor:
     thread than `advance`: they only touch queues. Everything else belongs to the thread
     that advances.
 
-    Within one `advance`: what the engine waits for first (fenced gathers), then loads,
-    then other gathers, then writes to stores.
+    Within one `advance`: what the engine waits for first (fenced gathers), then loads (promotions
+    after reloads), then other gathers, then writes to stores.
     """
 
     def __init__(
@@ -195,8 +195,8 @@ class Executor:
 
     def _take(self, order: Run | Forget | _Era | _GivenUp) -> None:
         if isinstance(order, Run):
-            lane = self._loads if order.transfer.kind is TransferKind.RELOAD else self._offloads
-            lane.accept(order)
+            reads = order.transfer.kind in (TransferKind.RELOAD, TransferKind.PROMOTE)
+            (self._loads if reads else self._offloads).accept(order)
         elif isinstance(order, Forget):
             names = [self._shop.key_space.name(key) for key in order.block_keys()]
             self._shop.stores.delete(order.store, names)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from kvtiers.data.file_settings import MAX_OP_NBYTES
+from kvtiers.data.file_settings import MAX_OP_NBYTES, MIN_OP_NBYTES, NUM_OPS
 from kvtiers.data.file_slots import Place
 from kvtiers.data.io.base import IoBatch, IoEngine, IoOp
 from kvtiers.data.slab import Slab
@@ -109,8 +109,10 @@ class Flights:
         ordered = sorted(rows, key=_IN_FILE_ORDER)
         runs: list[list[Row]] = []
         slot_nbytes = self._files[0].slot_nbytes
+        max_nbytes = min(max(MIN_OP_NBYTES, len(rows) * slot_nbytes // NUM_OPS), MAX_OP_NBYTES)
+        max_rows = max_nbytes // slot_nbytes
         for row in ordered:
-            if runs and self._continues(runs[-1], row, slot_nbytes):
+            if runs and len(runs[-1]) < max_rows and self._continues(runs[-1], row, slot_nbytes):
                 runs[-1].append(row)
             else:
                 runs.append([row])
@@ -147,7 +149,6 @@ class Flights:
             place.file_idx == last.place.file_idx
             and place.slot == last.place.slot + 1
             and round_up(last.nbytes) == slot_nbytes
-            and (len(run) + 1) * slot_nbytes <= MAX_OP_NBYTES
         )
 
     def _op(self, run: Sequence[Row]) -> IoOp:

@@ -15,6 +15,7 @@ from typing import Final
 from kvtiers.model.errors import StoreError
 
 _LOCK: Final = "owner.lock"
+_LOOK_SECONDS: Final = 0.1  # that a lock may be held by who only looks
 
 
 class OwnedFolder:
@@ -33,7 +34,7 @@ class OwnedFolder:
         _make(folder)
         self._fd = _open_lock(folder / _LOCK)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._fd)
         except OSError as error:
             holder = _holder(self._fd)
             os.close(self._fd)
@@ -125,3 +126,22 @@ def _holder(fd: int) -> str:
         return f"process {int(found['pid'])} on host {found['host']}, since {start}"
     except (ValueError, KeyError, TypeError, OSError):
         return "another process that has not signed"
+
+
+def _lock(fd: int) -> None:
+    """Take a lock alone; somebody who only looks whether it is free has it for microseconds."""
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_SECONDS / 20)
+        else:
+            return
+
+
+def lock_of(folder: Path) -> Path:
+    """Return the lock file of a rank's folder."""
+    return folder / _LOCK

@@ -23,6 +23,7 @@ FORMAT: Final = 1
 _RECORD = struct.Struct("<IIQQ")
 _META = struct.Struct("<IIQQ16s")
 _META_KEY: Final = b"store"
+_LOCK_NBYTES: Final = 8192  # LMDB's, for 126 readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,11 @@ class FileIndex:
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
             self._remove_damaged()
+            self._allocate_lock()
             self._env = lmdb.open(
                 str(self.path), map_size=map_nbytes, max_dbs=2, mode=0o600, max_spare_txns=1
             )
+            self._fd = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)  # for its size
         except (OSError, lmdb.Error) as error:
             raise StoreError(
                 f"cannot open the index {self.path}: {error}; it must be a folder that user "
@@ -86,14 +89,15 @@ class FileIndex:
             self._meta = self._env.open_db(b"meta")
             self._frames = self._env.open_db(b"frames")
             self.store_id, self.generation = self._enter()
+            self._size = os.fstat(self._fd).st_size  # it never shrinks
         except lmdb.Error as error:
-            self._env.close()
+            self.close()
             raise StoreError(
                 f"cannot use the index {self.path}: {error}; free space on its disk, or remove "
                 "it to start without its frames"
             ) from error
         except StoreError:
-            self._env.close()
+            self.close()
             raise
 
     def records(self) -> dict[StoreKey, IndexRecord]:
@@ -112,6 +116,7 @@ class FileIndex:
         Raises:
             lmdb.Error: they were not made, and the index is as it was.
         """
+        self._require_length()
         with self._env.begin(write=True) as txn:
             for change in changes:
                 if change.key is None:
@@ -125,12 +130,22 @@ class FileIndex:
                         record.file_idx, record.slot, record.nbytes, record.sequence
                     )
                     txn.put(change.key, value, db=self._frames)
+        self._size = os.fstat(self._fd).st_size
 
     def close(self) -> None:
         """Close the environment; idempotent."""
         self._env.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     # -- internals --------------------------------------------------------------------
+
+    def _require_length(self) -> None:
+        """Refuse to touch a file that was cut: it is mapped, and reading would be a SIGBUS."""
+        size = os.fstat(self._fd).st_size
+        if size < self._size:
+            raise lmdb.CorruptedError(f"{self.path} was cut to {size} of {self._size} bytes")
 
     def _enter(self) -> tuple[bytes, int]:
         """Read who the index is of, or write it into a new one."""
@@ -157,6 +172,18 @@ class FileIndex:
     def _pack(self, generation: int) -> bytes:
         return _META.pack(FORMAT, self._num_files, self._slot_nbytes, generation, self.store_id)
 
+    def _allocate_lock(self) -> None:
+        """Take the lock file's blocks first: LMDB maps it, and a full disk would be a SIGBUS."""
+        fd = os.open(self.path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, _LOCK_NBYTES)
+        except OSError as error:
+            raise StoreError(
+                f"cannot make the index {self.path}: {error.strerror}; free space on its disk"
+            ) from error
+        finally:
+            os.close(fd)
+
     def _remove_damaged(self) -> None:
         """Remove an index that cannot be read: LMDB itself would crash on it."""
         problem = index_problem(self.path)
@@ -165,3 +192,36 @@ class FileIndex:
         _logger.warning("the index %s is damaged, its frames are lost: %s", self.path, problem)
         for name in ("data.mdb", "lock.mdb"):
             (self.path / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMeta:
+    """What an index is of; see `FileIndex` and `IndexChange`."""
+
+    num_files: int
+    slot_nbytes: int
+    generation: int
+    store_id: bytes
+
+
+def read_meta(env: lmdb.Environment, path: Path) -> IndexMeta:
+    """Return what an index that somebody else keeps is of.
+
+    Raises:
+        StoreError: it is of another format, or none. lmdb.Error: it cannot be read.
+    """
+    meta = env.open_db(b"meta", create=False)
+    with env.begin() as txn:
+        found = txn.get(_META_KEY, db=meta) or b""
+    version = int.from_bytes(found[:4], "little")
+    if version != FORMAT or len(found) != _META.size:
+        raise StoreError(
+            f"{path} is of format {version}, this kvtiers has {FORMAT}; it is left as it is: use "
+            "the version of kvtiers that made it, or remove its folder"
+        )
+    return IndexMeta(*_META.unpack(found)[1:])
+
+
+def record_of(value: bytes) -> IndexRecord | None:
+    """Return what an entry says, None if it is no record."""
+    return IndexRecord(*_RECORD.unpack(value)) if len(value) == _RECORD.size else None

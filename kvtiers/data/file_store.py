@@ -11,6 +11,7 @@ from typing import Final
 from kvtiers.data.file_flights import Batch, Entry, Flight, Flights, Row
 from kvtiers.data.file_index import IndexChange, IndexRecord
 from kvtiers.data.file_opening import PathReport, open_files
+from kvtiers.data.file_orders import OrderBox
 from kvtiers.data.file_recovery import inventory_of
 from kvtiers.data.file_settings import FileStoreSettings, spare_slots
 from kvtiers.data.file_slots import FileSlots, Place
@@ -72,10 +73,12 @@ class FileStore:
         self._inherited = OrderedDict.fromkeys(records)
         last = max((record.sequence for record in records.values()), default=0)
         self._sequence = itertools.count(last + 1)
+        records.clear()  # a million of them take as much memory as their entries, which know it all
         self._generation = self._disk.index.generation
         self._publisher = IndexPublisher(
             self._disk.index, self._disk.files, settings.publish_seconds
         )
+        self._orders = OrderBox(self._disk.folders[0].path, self._publisher)
         self._flights = Flights(slab, self._disk.files, self._engine)
         self._gated: deque[Flight] = deque()
         self._tickets = itertools.count(1)
@@ -176,6 +179,7 @@ class FileStore:
     def poll(self) -> list[StoreAnswer]:
         """Return the batches answered since the last call."""
         if not self._closed:
+            self._orders.attend(self)
             self._advance()
         answers, self._answers = self._answers, []
         return answers
@@ -223,6 +227,7 @@ class FileStore:
             time.sleep(_DRAIN_SECONDS)
         self._closed = True
         self._publisher.close()
+        self._orders.close()
         self._engine.close()
         self._disk.close()
 

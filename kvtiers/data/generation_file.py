@@ -114,3 +114,18 @@ def _write(path: Path, number: int) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def recorded_generations(folder: Path) -> dict[str, int]:
+    """Return what a store's folder records, by the name of each engine's file.
+
+    Raises:
+        StoreError: a record cannot be read.
+    """
+    try:
+        names = sorted(path.name for path in (folder / _FOLDER).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise StoreError(f"cannot look into {folder / _FOLDER}: {error.strerror}") from error
+    return {name: _read(folder / _FOLDER / name) for name in names if "." not in name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 import lmdb
+
+_logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS: Final = 120.0
 _META_OFFSET: Final = 16  # behind the page header
@@ -49,6 +52,9 @@ def index_problem(folder: Path) -> str | None:
         walk = subprocess.run(  # noqa: S603  our own interpreter and code
             command, capture_output=True, check=False, timeout=_CHECK_SECONDS
         )
+    except OSError as error:  # of our interpreter, not of the file
+        _logger.warning("%s is opened unchecked: cannot run %s: %s", folder, sys.executable, error)
+        return None
     except subprocess.TimeoutExpired:
         return f"walking through it took more than {_CHECK_SECONDS:g} s"
     if walk.returncode == 0:

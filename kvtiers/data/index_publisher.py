@@ -52,6 +52,11 @@ class IndexPublisher:
         return self._num_committed
 
     @property
+    def num_queued(self) -> int:
+        """Changes that were ever queued: what `num_committed` reaches when all are durable."""
+        return self._num_queued
+
+    @property
     def failed(self) -> bool:
         """Whether the last commit failed; it is tried again."""
         return self._failed

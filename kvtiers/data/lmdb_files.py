@@ -186,5 +186,10 @@ def set_aside(folder: Path) -> None:
 
     Only for who is alone.
     """
-    os.replace(folder / DATA, folder / SET_ASIDE)
+    data, aside = folder / DATA, folder / SET_ASIDE
+    if aside.is_dir():
+        shutil.rmtree(aside)
+    elif data.is_dir():  # which takes no file's place
+        aside.unlink(missing_ok=True)
+    os.replace(data, aside)
     (folder / LOCK).unlink(missing_ok=True)

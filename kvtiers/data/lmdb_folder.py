@@ -58,30 +58,33 @@ def map_nbytes_for(capacity_nbytes: int) -> int:
     return round_up(int(capacity_nbytes / MAX_LIVE) + HEADROOM_NBYTES)
 
 
-def prepare_path(path: Path, *, create: bool) -> Path:
+def prepare_path(path: Path, *, create: bool, judge: bool) -> Path:
     """Return the real folder of an environment, made if it is missing and may be made.
+
+    Args:
+        judge: whether to look at what it lies on, and to warn: once is enough.
 
     Raises:
         StoreError: it cannot be used; says why, and the remedy.
         FileNotFoundError: it is missing.
     """
     folder = Path(os.path.realpath(path))
-    if create:
+    if judge:
         check_place(folder, _WHAT)
-        if not folder.exists():
-            try:
-                folder.mkdir(mode=0o700)
-            except FileExistsError:
-                pass  # by another process, just now
-            except OSError as error:
-                raise StoreError(f"cannot make {path}: {error}; make its parent first") from error
+    if create and not folder.exists():
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            pass  # by another process, just now
+        except OSError as error:
+            raise StoreError(f"cannot make {path}: {error}; make its parent first") from error
     found = folder.stat()
     if found.st_uid != os.geteuid():
         raise StoreError(
             f"{path} belongs to user {found.st_uid}, this process runs as {os.geteuid()}: "
             "use a folder of its own, or run as that user"
         )
-    if create and found.st_mode & 0o077:
+    if judge and found.st_mode & 0o077:
         logger.warning("%s may be read by other users; its files may not (mode 0600)", path)
     return folder
 
@@ -104,7 +107,8 @@ def state_for_use(
         StoreError, CapacityError, OSError, DamagedError, lmdb.Error: it cannot be had.
     """
     boot_id = settings.boot_id or current_boot_id()
-    if lock.try_alone() and create:
+    alone = lock.try_alone()
+    if alone and create:
         state = _make_ready(folder, settings, boot_id)
     elif lock.try_share():
         found = read_state(folder)
@@ -113,7 +117,12 @@ def state_for_use(
         state = found
     else:
         return None
-    map_nbytes = max(state.map_nbytes, inspect(folder, state).map_nbytes)
+    try:
+        map_nbytes = max(state.map_nbytes, inspect(folder, state).map_nbytes)
+    except DamagedError:
+        if alone:
+            raise
+        return None  # those who have it open find out by themselves
     in_use = replace(state, boot_id=boot_id, clean=False, map_nbytes=map_nbytes)
     if in_use != state:
         write_state(folder, in_use)

@@ -21,14 +21,21 @@ logger = logging.getLogger(__name__)
 
 _BATCH_FRAMES: Final = 64  # of one transaction, and
 _BATCH_NBYTES: Final = 64 << 20  # about 5 ms: pages that are freed meanwhile wait for its end
+_STREAM_NBYTES: Final = 4 << 20  # gets follow each other: none finds its slots in the cache
 
 
 class LMDBReader:
-    """Reads on one thread. What is not there, or not to be had, is MISSING."""
+    """Reads on any thread. What is not there, or not to be had, is MISSING.
+
+    Nothing is waited for in a transaction: it looks up, copies without the interpreter's lock,
+    and ends.
+    """
 
     def __init__(self, access: LMDBAccess, slab: Slab) -> None:
         self._access = access
-        self._filler = SlotFiller(slab, access.settings.num_copy_threads)
+        self._filler = SlotFiller(
+            slab, access.settings.num_copy_threads, stream_from_nbytes=_STREAM_NBYTES
+        )
 
     def get(self, frames: Sequence[FrameRef]) -> list[Outcome]:
         """Bring frames into their slots."""
@@ -61,18 +68,18 @@ class LMDBReader:
         pieces: list[Piece] = []
         get, index, values = session.txn.get, session.env.index, session.env.frames
         for frame in frames:
-            record = get(frame.key, None, index)
+            key, slot = frame.key, frame.slot
+            record = get(key, None, index)
             if record is None:
                 outcomes.append(Outcome.MISSING)
                 continue
             nbytes, _, prefix = unpack_index(record)
-            value = get(frame.key, None, values) if nbytes == frame.nbytes else None
+            value = get(key, None, values) if nbytes == frame.nbytes else None
             if value is None or len(value) != nbytes - len(prefix):
                 outcomes.append(Outcome.CORRUPT)
                 continue
             outcomes.append(Outcome.OK)
-            pieces.append((frame.slot, 0, prefix))
-            pieces.append((frame.slot, len(prefix), value))
+            pieces += ((slot, 0, prefix), (slot, len(prefix), value))
         self._filler.fill(pieces)
         return outcomes  # the views go with the pieces, before the transaction does
 

@@ -35,6 +35,7 @@ class Registry:
         self._lock = threading.Lock()
         self._open_ones: dict[tuple[int, int], LMDBEnvironment] = {}
         self._pid = os.getpid()
+        self._judged: set[Path] = set()  # whose file systems were looked at
         self._watches_forks = False
 
     def acquire(self, settings: LMDBStoreSettings, *, create: bool = True) -> LMDBEnvironment:
@@ -54,7 +55,10 @@ class Registry:
                 os.register_at_fork(after_in_child=self._drop_locks)
                 self._watches_forks = True
             try:
-                folder = lmdb_folder.prepare_path(settings.path, create=create)
+                judge = create and settings.path not in self._judged
+                folder = lmdb_folder.prepare_path(settings.path, create=create, judge=judge)
+                if judge:
+                    self._judged.add(settings.path)
                 env = self._known(folder) or self._open(folder, settings, create=create)
             except (OSError, lmdb.Error) as error:
                 raise UnavailableError(f"{settings.path}: {error}") from error

@@ -34,7 +34,8 @@ class LMDBStoreSettings:
         eviction: what a full store does. write_map: how pages are written.
         max_readers: entries of the reader table; 64 bytes each.
         batch_frames: frames of one transaction at most.
-        num_copy_threads: threads that copy out of the mapping, the reader's own included.
+        num_copy_threads: threads that copy out of the mapping for one batch, its reader's own
+            included; two batches are read at once.
         reprobe_seconds: shortest time between two attempts to open what has gone.
         open_seconds: how long to wait for another process that checks or creates the file.
         check_seconds: how long the check of an untrusted file may take.

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _IDLE_SECONDS: Final = 1.0  # accesses are noted at the latest after as long without a put
 _MAX_TOUCHED: Final = 1 << 16
+_NUM_READERS: Final = 2  # while one copies, without the interpreter's lock, the other looks up
 _TOUCH_KEYS: Final = 512  # of one transaction
 _CLOSE_SECONDS: Final = 60.0  # another process may have stopped while it held the write lock
 
@@ -32,7 +33,7 @@ _CLOSE_SECONDS: Final = 60.0  # another process may have stopped while it held t
 class LMDBStore:
     """Frames that other processes find, and that other processes may evict.
 
-    One thread writes, one reads, and the reader copies with more. What is not to be had, since
+    One thread writes and two read, each copying with more. What is not to be had, since
     the file was removed, damaged or made unreadable, is MISSING or FAILED; the store says so once
     and opens the file again when it is back. Two calls may wait: `keys` for the changes before
     it, `close` for everything.
@@ -62,7 +63,10 @@ class LMDBStore:
         self._reader = LMDBReader(self._access, slab)
         self._threads = [
             threading.Thread(target=target, name=f"kvtiers-lmdb-{name}", daemon=True)
-            for name, target in (("writer", self._serve_changes), ("reader", self._serve_reads))
+            for name, target in (
+                ("writer", self._serve_changes),
+                *((f"reader-{i}", self._serve_reads) for i in range(_NUM_READERS)),
+            )
         ]
         self._closed = False
         for thread in self._threads:

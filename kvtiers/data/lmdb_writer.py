@@ -126,7 +126,7 @@ class LMDBWriter:
         """Map what another process has grown the file to; returns whether it had."""
         try:
             return self._access.open().adopt_growth()
-        except UnavailableError as error:
+        except (KVTiersError, OSError) as error:
             logger.debug("%s: %s", self._settings.path, error)
             return False
 

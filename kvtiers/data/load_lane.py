@@ -1,4 +1,4 @@
-"""Reloads: store -> slot -> HBM, and slot -> HBM."""
+"""Loads: store -> slot -> HBM, slot -> HBM, and promotions, store -> slot."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from kvtiers.data.copier import Direction
 from kvtiers.data.runs import PENDING, Run
 from kvtiers.data.slot_map import SlotState
 from kvtiers.data.workshop import Workshop
-from kvtiers.model.messages import HBM, NO_SLOT, RELEASED, Completion
+from kvtiers.model.messages import DRAM, HBM, NO_SLOT, RELEASED, Completion
 from kvtiers.model.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 
 MAX_FRAMES_IN_STORE: Final = 64  # deep enough for any disk, shallow enough to stop soon
+MAX_FRAMES_PROMOTED: Final = 16  # of those, for what nobody waits for yet
 
 
 class LoadLane:
-    """Runs reloads in the order of their submission, several at once."""
+    """Runs loads in the order of their submission, several at once; promotions come second."""
 
     def __init__(self, shop: Workshop, piece_nbytes: int, *, verify_dram: bool) -> None:
         self._shop = shop
@@ -31,7 +32,7 @@ class LoadLane:
         self._epoch = 0
 
     def accept(self, run: Run) -> None:
-        """Take a reload in, and note which slots it will fill."""
+        """Take a load in, and note which slots it will fill."""
         self._runs.append(run)
         if self._stale(run):
             return
@@ -42,12 +43,13 @@ class LoadLane:
                 self._shop.slots.begin(int(run.slots[row]), run.keys[row])
 
     def enter(self, epoch: int) -> None:
-        """Void the reloads of earlier epochs: what they bring is no longer true."""
+        """Void the loads of earlier epochs: what they bring is no longer true."""
         self._epoch = epoch
 
     def begin(self) -> bool:
         """Start a bounded amount of work; False when there is none to start."""
-        return any(self._begin(run) for run in self._runs)
+        in_order = sorted(self._runs, key=lambda run: run.promotes)
+        return any(self._begin(run) for run in in_order)
 
     def expire(self, now: float) -> None:
         """Settle what has not begun in time. A copy that runs is waited for, never abandoned."""
@@ -85,7 +87,10 @@ class LoadLane:
                 continue
             if not run.staged(row):
                 self._shop.slots.landed(int(run.slots[row]), run.keys[row], sealed=True)
-            run.ready.append(row)
+            if run.promotes:
+                self._settle(run, row, Outcome.OK)
+            else:
+                run.ready.append(row)
 
     def take_completions(self) -> Iterator[Completion]:
         """Yield the answers of runs that are settled, and let finished runs go."""
@@ -96,7 +101,7 @@ class LoadLane:
             free = not run.in_flight
             if not run.reported:
                 run.reported = True
-                yield self._completion(run, HBM, last=free)
+                yield self._completion(run, DRAM if run.promotes else HBM, last=free)
             elif free:
                 yield self._completion(run, RELEASED, last=True)
             if free:
@@ -171,7 +176,9 @@ class LoadLane:
     def _take_from_store(self, run: Run, row: int, idx: int, gets: dict[int, list[int]]) -> bool:
         name = run.transfer.stores[idx]
         asked = self._shop.stores.num_frames(name, writes=False) + len(gets.get(idx, ()))
-        if asked >= MAX_FRAMES_IN_STORE:
+        if run.promotes and self._num_promoting() >= MAX_FRAMES_PROMOTED:
+            return False
+        if asked >= MAX_FRAMES_IN_STORE and not run.promotes:
             return False
         if run.staged(row):
             if not run.free_window:
@@ -180,6 +187,9 @@ class LoadLane:
         gets.setdefault(idx, []).append(row)
         run.in_flight.add(row)
         return True
+
+    def _num_promoting(self) -> int:
+        return sum(len(run.in_flight) for run in self._runs if run.promotes)
 
     def _checked(self, run: Run, row: int, outcome: Outcome) -> Outcome:
         """Verify a frame that arrived; drop it from the store that brought it when corrupt."""

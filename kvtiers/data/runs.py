@@ -8,7 +8,7 @@ import numpy as np
 
 from kvtiers.data.copier import Marker
 from kvtiers.model.keys import HASH_NBYTES, KEY_NBYTES, BlockKey
-from kvtiers.model.messages import NO_SLOT, Int64s, Transfer, UInt8s
+from kvtiers.model.messages import NO_SLOT, Int64s, Transfer, TransferKind, UInt8s
 
 PENDING = 255  # in an outcome column: not known yet
 
@@ -27,10 +27,11 @@ class Run:
         keys: of each row. groups: KV group of each row.
         slots: where each row's frame lies or lands; a window slot while the row has one.
         hbm, dram: outcomes of those hops, `PENDING` until known; `stores`: by store index.
+            The one hop of a PROMOTE is kept in `hbm`, like that of any load.
         todo: rows not begun on the present hop. ready: rows whose frame is in its slot.
         free_window: staging slots not in use. in_flight: rows that a store is bringing.
         writes_left: by store index, rows not yet given to it.
-        reported: whether the outcomes of a reload have been answered.
+        reported: whether the outcomes of a load have been answered.
     """
 
     transfer: Transfer
@@ -62,12 +63,17 @@ class Run:
         self.free_window = transfer.window.tolist()
 
     @property
+    def promotes(self) -> bool:
+        """Whether it brings blocks to their slots, and no further."""
+        return self.transfer.kind is TransferKind.PROMOTE
+
+    @property
     def epoch(self) -> int:
         """The epoch that the order belongs to."""
         return self.transfer.epoch
 
     def lands(self, row: int) -> bool:
-        """Whether a row of a reload comes from a store."""
+        """Whether a row of a load comes from a store."""
         return int(self.transfer.sources[row]) > 0
 
     def staged(self, row: int) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
 import mmap
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -176,3 +178,42 @@ def _header(store_id: bytes, file_idx: int, slot_nbytes: int) -> bytes:
 
 def _named(error: OSError) -> str:
     return f"{errno.errorcode.get(error.errno or 0, '?')} ({error.strerror})"
+
+
+@dataclass(frozen=True, slots=True)
+class SlabMark:
+    """What a slab file says of itself.
+
+    Attributes:
+        file_idx: among the files of its store. store_id: 16 bytes that tie it to its index.
+    """
+
+    file_idx: int
+    slot_nbytes: int
+    store_id: bytes
+
+
+def slab_mark(path: Path) -> SlabMark | None:
+    """Return a slab file's mark, None where it has none that holds.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        with contextlib.suppress(OSError):  # the slots behind it are not wanted
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        found = os.pread(fd, _HEADER.size + _CHECK.size, 0)
+    finally:
+        os.close(fd)
+    if len(found) < _HEADER.size + _CHECK.size:
+        return None
+    _, _, file_idx, slot_nbytes, store_id = _HEADER.unpack_from(found)
+    if found != _header(store_id, file_idx, slot_nbytes):
+        return None
+    return SlabMark(file_idx, slot_nbytes, store_id)
+
+
+def slab_path(folder: Path) -> Path:
+    """Return the slab file of a rank's folder."""
+    return folder / SLAB_FILE_NAME

@@ -19,11 +19,18 @@ class SlotFiller:
 
     Args:
         slab: where the slots are. num_threads: that copy, the caller's included, >= 1.
+        stream_from_nbytes: batches from this size on go past the cache; None for half of it, which
+            is right for a batch alone. Of a stream of batches each finds the cache full of others.
     """
 
-    def __init__(self, slab: Slab, num_threads: int = 1) -> None:
+    def __init__(
+        self, slab: Slab, num_threads: int = 1, *, stream_from_nbytes: int | None = None
+    ) -> None:
         self._slab = slab
-        self._native: Any = native.load().PieceCopier(num_threads) if native.available() else None
+        self._native: Any = None
+        if native.available():
+            bound = -1 if stream_from_nbytes is None else stream_from_nbytes
+            self._native = native.load().PieceCopier(num_threads, bound)
 
     def fill(self, pieces: Sequence[Piece], *, method: CopyMethod = "auto") -> None:
         """Copy all pieces; returns when done.
@@ -35,14 +42,15 @@ class SlotFiller:
             TransferError: a piece leaves its slot; no byte has moved.
         """
         slab = self._slab
+        num_slots, slot_nbytes, address = slab.num_slots, slab.slot_nbytes, slab.address
         targets, sources = [], []
         for slot, start, source in pieces:
-            if not (0 <= slot < slab.num_slots and 0 <= start <= slab.slot_nbytes - len(source)):
+            if not (0 <= slot < num_slots and 0 <= start <= slot_nbytes - len(source)):
                 raise TransferError(
-                    f"{len(source)} bytes at {start} of slot {slot} leave {slab.num_slots} slots "
-                    f"of {slab.slot_nbytes}"
+                    f"{len(source)} bytes at {start} of slot {slot} leave {num_slots} slots of "
+                    f"{slot_nbytes}"
                 )
-            targets.append(slab.address + slot * slab.slot_nbytes + start)
+            targets.append(address + slot * slot_nbytes + start)
             sources.append(source)
         if self._native is not None:
             chosen = getattr(native.load().Method, method.upper())

@@ -20,6 +20,7 @@ _COLUMNS = (
     ("targets", np.uint8),
 )
 _MAX_STORES = 8  # bits of a target
+_READS = (TransferKind.RELOAD, TransferKind.PROMOTE)
 
 
 def check_transfer(
@@ -39,7 +40,7 @@ def check_transfer(
         _check_stores(transfer, stores)
         _check_keys(transfer, groups)
         _check_slots(transfer, num_slots)
-        if transfer.kind is not TransferKind.DEMOTE:
+        if transfer.kind in (TransferKind.OFFLOAD, TransferKind.RELOAD):
             _check_blocks(transfer, groups)
     except TransferError as error:
         raise TransferError(f"job {transfer.job_id}: {error}") from None
@@ -78,8 +79,9 @@ def _check_stores(transfer: Transfer, stores: Collection[str]) -> None:
     for name in transfer.stores:
         if name not in stores:
             raise TransferError(f"no store {name!r} on this rank")
-    if transfer.kind is TransferKind.RELOAD:
-        _check_range("source", transfer.sources.astype(np.int64), 0, num + 1)
+    if transfer.kind in _READS:
+        lowest = 0 if transfer.kind is TransferKind.RELOAD else 1  # a PROMOTE is of what lies below
+        _check_range("source", transfer.sources.astype(np.int64), lowest, num + 1)
         return
     _check_range("targets", transfer.targets.astype(np.int64), 0, 1 << num)
     if transfer.kind is TransferKind.DEMOTE and not transfer.targets.any():
@@ -92,13 +94,13 @@ def _check_keys(transfer: Transfer, groups: Sequence[GroupLayout]) -> None:
 
 def _check_slots(transfer: Transfer, num_slots: int) -> None:
     """Check ranges, and that no slot is written for two rows, or for one while another reads."""
-    lowest = NO_SLOT if transfer.kind is TransferKind.RELOAD else 0
+    lowest = NO_SLOT if transfer.kind in _READS else 0
     _check_range("slot", transfer.slots, lowest, num_slots)
     _check_range("window slot", transfer.window, 0, num_slots)
     owned = transfer.slots[transfer.slots != NO_SLOT]
     if transfer.kind is TransferKind.OFFLOAD:
         _check_distinct("slot", owned)
-    elif transfer.kind is TransferKind.RELOAD:
+    elif transfer.kind in _READS:
         landing = transfer.slots[(transfer.slots != NO_SLOT) & (transfer.sources > 0)]
         read = np.unique(transfer.slots[(transfer.slots != NO_SLOT) & (transfer.sources == 0)])
         _check_distinct("slot", np.concatenate((landing, read, transfer.window)))

@@ -57,6 +57,12 @@ class CostConfig(Section):
         description="JSONL file of decisions with prediction and outcome; `null`: none.",
         examples=["/var/log/kvtiers/decisions.jsonl"],
     )
+    calibration: LogPath = Field(
+        default=None,
+        description="File that `kvtiers probe` has written on this machine: what its links take, "
+        "until the engine's own loads have been measured; `null`: built-in figures.",
+        examples=["/etc/kvtiers/calibration.json"],
+    )
 
 
 class ReloadConfig(Section):
@@ -76,6 +82,11 @@ class ReloadConfig(Section):
         default=0.05,
         description="How long a request waits for a store's answer; then it is a miss.",
         examples=["50ms"],
+    )
+    prefetch: Literal["auto", "off"] = Field(
+        default="auto",
+        description="`auto`: while a request waits in the engine's queue, bring what it would "
+        "reload from stores to the slab, in at most a quarter of its slots.",
     )
 
 

@@ -17,6 +17,7 @@ The payload starts after the header and holds the pages one after another.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import struct
 from collections.abc import Sequence
@@ -52,11 +53,16 @@ class FrameFormat:
     page_nbytes: tuple[int, ...]
     header_nbytes: int = field(init=False)
     payload_nbytes: int = field(init=False)
+    _pages: tuple[slice, ...] = field(init=False, repr=False, compare=False)  # of a frame
 
     def __post_init__(self) -> None:
         header = round_up(_TABLE_OFFSET + _CHECKSUM.size * len(self.page_nbytes))
         object.__setattr__(self, "header_nbytes", header)
         object.__setattr__(self, "payload_nbytes", sum(self.page_nbytes))
+        bounds = itertools.accumulate(self.page_nbytes, initial=header)
+        object.__setattr__(
+            self, "_pages", tuple(slice(a, b) for a, b in itertools.pairwise(bounds))
+        )
 
     @classmethod
     def of(cls, group: GroupLayout) -> FrameFormat:
@@ -80,7 +86,7 @@ class FrameFormat:
             frame: writable bytes, at least `frame_nbytes`.
             key: the name under which the frame will be stored.
         """
-        table = b"".join(_CHECKSUM.pack(digest) for digest in self._page_digests(frame))
+        table = self._checksums(frame)
         fixed = self._fixed(key)
         check = _CHECKSUM.pack(xxh3_64_intdigest(fixed + table))
         header = fixed + check + table
@@ -103,20 +109,72 @@ class FrameFormat:
         (check,) = _CHECKSUM.unpack_from(frame, _FIXED.size)
         if check != xxh3_64_intdigest(expected + table):
             return "header checksum does not hold"
-        for idx, digest in enumerate(self._page_digests(frame)):
-            (stored,) = _CHECKSUM.unpack_from(table, idx * _CHECKSUM.size)
-            if digest != stored:
-                return f"page {idx} has checksum {digest:016x}, its header says {stored:016x}"
-        return None
+        if (found := self._checksums(frame)) == table:
+            return None
+        pairs = zip(_CHECKSUM.iter_unpack(found), _CHECKSUM.iter_unpack(table), strict=True)
+        return next(
+            f"page {idx} has checksum {digest:016x}, its header says {stored:016x}"
+            for idx, ((digest,), (stored,)) in enumerate(pairs)
+            if digest != stored
+        )
 
     def _fixed(self, key: StoreKey) -> bytes:
         return _FIXED.pack(
             MAGIC, VERSION, 0, self.header_nbytes, len(self.page_nbytes), self.payload_nbytes, key
         )
 
-    def _page_digests(self, frame: memoryview) -> list[int]:
-        bounds = itertools.accumulate(self.page_nbytes, initial=self.header_nbytes)
-        return [xxh3_64_intdigest(frame[a:b]) for a, b in itertools.pairwise(bounds)]
+    def _checksums(self, frame: memoryview) -> bytes:
+        """Return the table of page checksums: one call a page, which is what small pages cost."""
+        digests = [xxh3_64_intdigest(frame[page]) for page in self._pages]
+        return _table_of(len(digests)).pack(*digests)
+
+
+@functools.lru_cache(64)
+def _table_of(num_pages: int) -> struct.Struct:
+    return struct.Struct(f"<{num_pages}Q")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """What a frame says of itself, without the layout that it was made for.
+
+    Attributes:
+        nbytes: of the header. payload_nbytes: of all pages. digests: xxh3-64 of each page.
+    """
+
+    nbytes: int
+    payload_nbytes: int
+    digests: tuple[int, ...]
+
+
+def read_header(head: bytes | memoryview, key: StoreKey) -> FrameHeader:
+    """Return the header of a frame whose layout is not known.
+
+    Args:
+        head: the frame, or as much of its start as the header takes.
+        key: the name under which it was found.
+
+    Raises:
+        ValueError: it is none, is another's, or was changed; the message says what is wrong.
+    """
+    if len(head) < _TABLE_OFFSET:
+        raise ValueError(f"{len(head)} bytes hold no header")
+    found = _FIXED.unpack_from(head)
+    header_nbytes, num_pages, payload_nbytes = found[3:6]
+    expected = (MAGIC, VERSION, 0, header_nbytes, num_pages, payload_nbytes, key)
+    if found != expected:
+        raise ValueError(_describe_mismatch(bytes(head[: _FIXED.size]), _FIXED.pack(*expected)))
+    end = _TABLE_OFFSET + _CHECKSUM.size * num_pages
+    if not num_pages or header_nbytes != round_up(end):
+        raise ValueError(f"a header of {header_nbytes} bytes for {num_pages} pages")
+    if len(head) < end:
+        raise ValueError(f"{len(head)} bytes end within the header, which has {header_nbytes}")
+    table = bytes(head[_TABLE_OFFSET:end])
+    (check,) = _CHECKSUM.unpack_from(head, _FIXED.size)
+    if check != xxh3_64_intdigest(bytes(head[: _FIXED.size]) + table):
+        raise ValueError("header checksum does not hold")
+    digests = tuple(digest for (digest,) in _CHECKSUM.iter_unpack(table))
+    return FrameHeader(header_nbytes, payload_nbytes, digests)
 
 
 def slot_nbytes_for(groups: Sequence[GroupLayout]) -> int:

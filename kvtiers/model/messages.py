@@ -38,6 +38,7 @@ class TransferKind(IntEnum):
     OFFLOAD = 0  # HBM -> slot [-> each store in `targets`]
     RELOAD = 1  # slot -> HBM, or store -> slot -> HBM, block by block as `sources` says
     DEMOTE = 2  # slot -> each store in `targets`
+    PROMOTE = 3  # store -> slot, as `sources` says; through the window it is read and dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,12 @@ class Transfer:
     """An order to move blocks along a chain. Columns have one row per block.
 
     Attributes:
-        keys: concatenated `BlockKey`s. block_ids: engine blocks (-1 for DEMOTE).
+        keys: concatenated `BlockKey`s. block_ids: engine blocks (-1 for DEMOTE
+            and PROMOTE).
         slots: the slab slot of each block: source or landing place; `NO_SLOT` means
             "through the window", or, for a block whose source is DRAM, "already gone".
-        sources: RELOAD: where each block is, 0 for DRAM, else 1 + index into `stores`.
+        sources: RELOAD, PROMOTE: where each block is, 0 for DRAM (RELOAD only), else 1 + index
+            into `stores`.
         targets: OFFLOAD, DEMOTE: which stores get each block, bit i for ``stores[i]``.
         stores: names, at most 8.
         window: staging slots that belong to this job and are recycled block by block.
@@ -131,8 +134,8 @@ class Completion:
 
     Attributes:
         hop: the place that the blocks reached: `DRAM`, `HBM`, or a store's name; `RELEASED`
-            says only that the slots of a RELOAD which was answered early (its deadline or its
-            epoch had passed, or the executor failed) are free at last.
+            says only that the slots of a RELOAD or PROMOTE which was answered early (its deadline
+            or its epoch had passed, or the executor failed) are free at last.
         outcomes: one `Outcome` per row of the order.
         last: whether the rank is done with the job, and holds none of its slots.
     """

@@ -42,6 +42,7 @@ BLOCKS_OFFLOADED: Final = "kvtiers_blocks_offloaded_total"
 OFFLOADS_DROPPED: Final = "kvtiers_offloads_dropped_total"
 BLOCKS_DEMOTED: Final = "kvtiers_blocks_demoted_total"
 BLOCKS_PROMOTED: Final = "kvtiers_blocks_promoted_total"
+BLOCKS_PREFETCHED: Final = "kvtiers_blocks_prefetched_total"
 BLOCKS_RELOADED: Final = "kvtiers_blocks_reloaded_total"
 TOKENS_RELOADED: Final = "kvtiers_tokens_reloaded_total"
 BLOCKS_EVICTED: Final = "kvtiers_blocks_evicted_total"
@@ -56,12 +57,18 @@ METRIC_ERRORS: Final = "kvtiers_metric_errors_total"
 TIER_BLOCKS: Final = "kvtiers_tier_blocks"
 TIER_CAPACITY_BLOCKS: Final = "kvtiers_tier_capacity_blocks"
 PINNED_BLOCKS: Final = "kvtiers_pinned_blocks"
+STORE_OFF: Final = "kvtiers_store_off"
 
 _COUNTERS: Final = (
     (BLOCKS_OFFLOADED, "Blocks that arrived in a tier from HBM.", ("tier",)),
     (OFFLOADS_DROPPED, "Blocks that were not offloaded or demoted, by reason.", ("reason",)),
     (BLOCKS_DEMOTED, "Blocks that were written from DRAM to a lower tier.", ("tier",)),
-    (BLOCKS_PROMOTED, "Blocks that were kept in DRAM after a reload from a lower tier.", ()),
+    (
+        BLOCKS_PROMOTED,
+        "Blocks that came to DRAM from a lower tier and were kept there.",
+        (),
+    ),
+    (BLOCKS_PREFETCHED, "Blocks that were ordered to DRAM for requests that wait.", ()),
     (BLOCKS_RELOADED, "Blocks that arrived in HBM, by the tier they came from.", ("tier",)),
     (TOKENS_RELOADED, "Tokens of the blocks that arrived in HBM, by tier.", ("tier",)),
     (BLOCKS_EVICTED, "Blocks that a tier dropped to make room.", ("tier",)),
@@ -87,6 +94,12 @@ _GAUGES: Final = (
     (TIER_BLOCKS, "Blocks that a tier holds.", ("tier",)),
     (TIER_CAPACITY_BLOCKS, "Blocks that a tier can hold.", ("tier",)),
     (PINNED_BLOCKS, "Blocks that may not be evicted now.", ()),
+    (
+        STORE_OFF,
+        "1 while a store is switched off because it kept failing (`direction`: read or write); it "
+        "is tried again after 1 s, and after twice as long each time that fails, up to 60 s.",
+        ("tier", "direction"),
+    ),
 )
 METRICS: Final[Mapping[str, Metric]] = {
     name: Metric(name, kind, text, labels)

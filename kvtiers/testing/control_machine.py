@@ -17,11 +17,18 @@ from kvtiers.cost.prefill import ModelShape, PrefillModel
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.keys import Rank
 from kvtiers.observe.metrics import Counters
-from kvtiers.testing.sim_engine import BLOCK_SIZE, SHARED, SimEngine
+from kvtiers.testing.sim_engine import SimEngine
+from kvtiers.testing.sim_request import BLOCK_SIZE, SHARED
 
 dram_only = ControlSettings(num_slots=5, block_size=BLOCK_SIZE, block_nbytes=100)
 write_through = ControlSettings(
-    4, BLOCK_SIZE, 100, stores=(StoreSettings("disk", 7),), max_window=2, reload_deadline=5.0
+    4,
+    BLOCK_SIZE,
+    100,
+    stores=(StoreSettings("disk", 7),),
+    max_window=2,
+    reload_deadline=5.0,
+    prefetch_share=0.5,
 )
 write_back = ControlSettings(
     4,
@@ -31,8 +38,11 @@ write_back = ControlSettings(
     high_watermark=0.7,
     low_watermark=0.4,
     max_window=1,
+    prefetch_share=0.5,
 )
-shared_store = ControlSettings(5, BLOCK_SIZE, 100, stores=(StoreSettings(SHARED, None),))
+shared_store = ControlSettings(
+    5, BLOCK_SIZE, 100, stores=(StoreSettings(SHARED, None),), prefetch_share=0.5
+)
 second_life = ControlSettings(
     5, BLOCK_SIZE, 100, stores=(StoreSettings("disk", 9, inherits=True),), max_window=2
 )

@@ -117,6 +117,23 @@ class Orders:
         columns = [-1] * num, slots, [0] * num, [targets] * num
         return self._make(TransferKind.DEMOTE, keys, columns, (), deadline, epoch)
 
+    def promote(
+        self,
+        keys: Sequence[BlockKey],
+        slots: Sequence[int] | None = None,
+        sources: Sequence[int] | int = 1,
+        *,
+        window: Sequence[int] = (),
+        deadline: float = FOREVER,
+        epoch: int = 0,
+    ) -> Transfer:
+        """Make a PROMOTE; without slots all is read through the window, and dropped."""
+        num = len(keys)
+        slots = [NO_SLOT] * num if slots is None else slots
+        sources = [sources] * num if isinstance(sources, int) else sources
+        columns = [-1] * num, slots, sources, [0] * num
+        return self._make(TransferKind.PROMOTE, keys, columns, window, deadline, epoch)
+
     def _make(
         self,
         kind: TransferKind,

@@ -59,7 +59,8 @@ def check_controller(controller: Controller) -> None:
             rows = [(job, row.store_entries.get(idx)) for job in jobs for row in job.rows]
             used = [(job, entry) for job, entry in rows if entry is not None]
             check_tier(tier, {id(e): e for _, e in used if e.doomed}.values())
-            pins = sum(job.kind is TransferKind.RELOAD for job, _ in used)
+            reads = (TransferKind.RELOAD, TransferKind.PROMOTE)
+            pins = sum(job.kind in reads for job, _ in used)
             assert tier.num_pins == pins
     if not jobs:
         assert len(controller.fences) == 0

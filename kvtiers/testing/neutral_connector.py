@@ -27,6 +27,10 @@ class NeutralConnector:
     def on_new_request(self, request: Any) -> None:
         """Note a new request."""
         self.connector.arrived(request.request_id, request.block_hashes)
+        if self.pool is not None and not request.skip_reading_prefix_cache:
+            hits = self.pool.hit(request.block_hashes, len(request.block_hashes))
+            num_local = len(hits) * self.connector.shape.block_size
+            self.connector.prefetch(request.request_id, request.num_tokens, num_local)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

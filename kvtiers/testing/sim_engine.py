@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable
 
 from kvtiers.control.answers import Answer, LoadDone
+from kvtiers.control.breaker import MAX_BACKOFF_SECONDS
 from kvtiers.control.controller import Controller
+from kvtiers.control.prefetch import Arrival
 from kvtiers.control.presence import Belief
 from kvtiers.control.reload import ABSENT, LoadRequest
 from kvtiers.control.tier import Residence
-from kvtiers.model.keys import BlockKey, Rank, block_key, unpack_keys
-from kvtiers.model.messages import HBM, NO_BLOCK, Completion, JobId, Lookup, Presence
+from kvtiers.model.keys import BlockKey, Rank, block_key
+from kvtiers.model.messages import HBM, NO_BLOCK, Completion, JobId, Lookup
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.invariants import check_controller, check_empty, check_quiet, check_stores
-from kvtiers.testing.sim_documents import MAX_BLOCKS, NUM_DOCUMENTS, block_hash, private_store
-from kvtiers.testing.sim_rank import SimRank, SimStore
-
-BLOCK_SIZE = 4
-NUM_ENGINE_BLOCKS = 40
-MAX_REQUESTS = 6
-SHARED = "shared"
-
-
-Choose = Callable[[Sequence[Any]], Any]  # picks one of some possibilities
-
-
-@dataclass(eq=False)
-class SimRequest:
-    """One request of the simulated engine; counts are in blocks.
-
-    Attributes:
-        status: waiting, loading, running or aborted (in a load).
-        keys, block_ids: per KV group. offered: per KV group, the cursor.
-    """
-
-    request_id: str
-    keys: list[list[BlockKey]]
-    block_ids: list[list[int]]
-    offered: list[int]
-    num_computed: int = 0
-    status: str = "waiting"
-    failed_before: bool = False
-    failed_blocks: set[int] = field(default_factory=set)
-
-    @property
-    def num_blocks(self) -> int:
-        """The request's length."""
-        return len(self.keys[0])
+from kvtiers.testing.sim_documents import MAX_BLOCKS, NUM_DOCUMENTS, block_hash
+from kvtiers.testing.sim_media import Choose, SimMedia
+from kvtiers.testing.sim_rank import SimRank
+from kvtiers.testing.sim_request import (
+    BLOCK_SIZE,
+    MAX_REQUESTS,
+    NUM_ENGINE_BLOCKS,
+    SHARED,
+    SimRequest,
+)
 
 
 class SimEngine:
@@ -66,8 +40,11 @@ class SimEngine:
         self.settings = controller.settings
         self.controller = controller
         self.choose = choose
-        self.shared = SimStore()
-        self.ranks = [self._rank(Rank(i)) for i in range(num_ranks)]
+        self.media = SimMedia(self.settings, num_ranks)
+        self.ranks = [
+            SimRank(Rank(i), self.settings.num_slots, stores)
+            for i, stores in enumerate(self.media.of_rank)
+        ]
         self.requests: list[SimRequest] = []
         self.free = list(range(NUM_ENGINE_BLOCKS))
         self.fills: list[tuple[int, BlockKey]] = []
@@ -75,14 +52,6 @@ class SimEngine:
         self.job_of: dict[JobId, SimRequest] = {}
         self.now = 0.0
         self.num_requests = 0
-
-    def _rank(self, rank: Rank) -> SimRank:
-        groups = len(self.settings.groups)
-        stores = {
-            s.name: self.shared if s.capacity_blocks is None else private_store(s, rank, groups)
-            for s in self.settings.stores
-        }
-        return SimRank(rank, self.settings.num_slots, stores)
 
     def happens(self) -> None:
         """Let one thing happen, of those that can; computing is twice as likely as others."""
@@ -95,8 +64,9 @@ class SimEngine:
             self.answer: self._answerable(),
             self.answer_all: self._answerable(),
             self.answer_lookups: self.lookups,
-            self.drop_shared_frame: self.shared.frames,
+            self.drop_shared_frame: self.media.shared.frames,
             self.wait: True,
+            self.break_or_mend_store: self.settings.stores,
             self.reset: self.num_requests % 4 == 3,
         }
         possible = [thing for thing, may in can.items() if may]
@@ -109,7 +79,7 @@ class SimEngine:
         self.now += self.choose((0.01, 1.0, 20.0))
 
     def arrive(self) -> None:
-        """A request comes, and may be admitted; documents share their first two blocks."""
+        """A request comes, and may be looked up at once; documents share their first two blocks."""
         document = self.choose(range(NUM_DOCUMENTS))
         num_blocks = self.choose(range(1, MAX_BLOCKS + 1))
         self.num_requests += 1
@@ -120,7 +90,13 @@ class SimEngine:
             f"r{self.num_requests}", keys, [[] for _ in groups], [0 for _ in groups]
         )
         self.requests.append(request)
-        self._ask(request, fresh=True)
+        arrival = Arrival(
+            request.request_id, keys, self.choose((0, 0, 1)), self._num_tokens(request)
+        )
+        self.controller.arrived(keys, self.now)
+        self.controller.prefetch(arrival)
+        if self.choose((False, True)):
+            self._ask(request, fresh=True)
 
     def ask(self) -> None:
         """The engine looks a request up, and may admit it."""
@@ -133,12 +109,15 @@ class SimEngine:
             self._admit(request, answer.num_blocks, fresh)
 
     def _plan(self, request: SimRequest) -> Answer:
-        num_tokens = request.num_blocks * BLOCK_SIZE + 1
-        args = request.request_id, request.keys, 0, num_tokens, self.now
+        args = request.request_id, request.keys, 0, self._num_tokens(request), self.now
         answer = self.controller.plan(*args)
         again = self.controller.plan(*args)
         assert again.num_blocks == answer.num_blocks, "the answer flipped"
         return answer
+
+    @staticmethod
+    def _num_tokens(request: SimRequest) -> int:
+        return request.num_blocks * BLOCK_SIZE + 1
 
     def _check_answer(self, request: SimRequest, answer: Answer) -> None:
         """What is promised is there, and all that attention needs of it."""
@@ -151,6 +130,8 @@ class SimEngine:
             for position in range(first, answer.num_blocks):
                 assert answer.match.sources[idx, position] != ABSENT
                 assert self._exists(request.keys[idx][position])
+                source = int(answer.match.sources[idx, position])
+                assert not source or self.controller.gates.readable(source - 1)
 
     def _exists(self, key: BlockKey, coming: bool = False) -> bool:
         if self.controller.dram.get(key) is not None:
@@ -177,6 +158,7 @@ class SimEngine:
             [NO_BLOCK if i < skip else self.free.pop() for i in range(num_blocks)] for skip in first
         ]
         request.status = "running"
+        self.controller.admitted(request.request_id)
         if num_blocks:
             request.status = "loading"
             request.num_computed = num_blocks
@@ -335,23 +317,18 @@ class SimEngine:
         assert self.controller.dram.num_entries == 0
 
     def answer_lookups(self) -> None:
-        """The index reader says what a store held of every rank a moment ago."""
+        """The index reader answers."""
         lookups, self.lookups = self.lookups, []
         for lookup in lookups:
-            stores = [(rank.rank, rank.stores[lookup.store].frames) for rank in self.ranks]
-            present = np.array(
-                [
-                    all((lookup.epoch, rank, key) in frames for rank, frames in stores)
-                    for key in unpack_keys(lookup.keys)
-                ],
-                np.uint8,
-            )
-            self.controller.answered(Presence(lookup.store, lookup.keys, present, lookup.epoch))
+            self.controller.answered(self.media.presence(lookup))
+
+    def break_or_mend_store(self) -> None:
+        """A medium stops working, or works again."""
+        self.media.break_or_mend(self.choose)
 
     def drop_shared_frame(self) -> None:
         """Another process evicts."""
-        frames = sorted(self.shared.frames, key=repr)
-        self.shared.frames.discard(self.choose(frames))
+        self.media.drop_shared_frame(self.choose)
 
     def check(self) -> None:
         """Assert that the books agree, and that every READY block is where control thinks."""
@@ -363,18 +340,29 @@ class SimEngine:
             for key in request.keys[0]:
                 if self.controller.presence.of(SHARED, key) is Belief.PRESENT:
                     name = (self.controller.epoch, Rank(), key)
-                    assert name in self.shared.written, "believed of an earlier epoch"
+                    assert name in self.media.shared.written, "believed of an earlier epoch"
 
     def end(self) -> None:
         """Let everything end, and assert that it returns to its start."""
         self._quiesce()
         check_quiet(self.controller)
-        self.step()
+        self._mend_stores()
+        check_quiet(self.controller)
         check_stores(self.controller, self.ranks)
         self.controller.reset()
         self.step()
         self._quiesce()
         check_empty(self.controller)
+
+    def _mend_stores(self) -> None:
+        """A store that works again is read again, though no request asks for it."""
+        self.media.mend()
+        self.now += MAX_BACKOFF_SECONDS
+        for _ in range(20):  # frames that another process dropped meanwhile show nothing
+            self.step()
+            self.answer_all()
+        gates = self.controller.gates
+        assert all(gates.readable(idx) for idx in range(len(self.settings.stores)))
 
     def _quiesce(self) -> None:
         for request in list(self.requests):

@@ -21,9 +21,8 @@ from kvtiers.model.messages import (
 )
 from kvtiers.model.outcome import Outcome
 
+_READS = (TransferKind.RELOAD, TransferKind.PROMOTE)
 Faults = Mapping[int, Outcome]  # row to what becomes of it instead of OK
-
-
 Name = tuple[int, Rank, BlockKey]
 
 
@@ -39,9 +38,12 @@ class SimStore:
         self.inherited = dict.fromkeys(inherited)
         self.frames: set[Name] = set(self.inherited)
         self.written: set[Name] = set(self.inherited)  # at any time
+        self.broken = False  # neither reads nor writes work
 
     def put(self, name: Name) -> Outcome:
         """Keep a frame."""
+        if self.broken:
+            return Outcome.FAILED
         self.inherited.pop(name, None)
         if name in self.frames:
             return Outcome.OK
@@ -59,6 +61,8 @@ class SimStore:
     def get(self, name: Name) -> Outcome:
         """Find a frame, which counts as used."""
         self.inherited.pop(name, None)
+        if self.broken:
+            return Outcome.FAILED
         return Outcome.OK if name in self.frames else Outcome.MISSING
 
     def discard(self, name: Name) -> None:
@@ -145,7 +149,7 @@ class SimRank:
         return [job_id for job_id, job in self.jobs.items() if not self._waits(job_id, job)]
 
     def _waits(self, job_id: JobId, job: SimJob) -> bool:
-        if job.transfer.kind is not TransferKind.RELOAD or job.transfer.epoch < self.epoch:
+        if job.transfer.kind not in _READS or job.transfer.epoch < self.epoch:
             return False
         others = (other for i, other in self.jobs.items() if i != job_id)
         return any(other.hops[0] in (DRAM, HBM) and other.writes & job.reads for other in others)
@@ -154,12 +158,12 @@ class SimRank:
         """Do the next hop of a job, and say what became of it.
 
         Args:
-            faults: rows that fail. late: RELOAD: give all rows up first, and the slots later.
+            faults: rows that fail. late: a load: give all rows up first, and the slots later.
         """
         job, faults = self.jobs[job_id], faults or {}
         hop = job.hops.pop(0)
         outcomes = [self._do(job, hop, row, faults.get(row)) for row in range(len(job.keys))]
-        if late and hop == HBM:
+        if late and hop != RELEASED and job.transfer.kind in _READS:
             outcomes = [Outcome.TIMED_OUT] * len(job.keys)
             job.hops.append(RELEASED)
         if hop == DRAM:
@@ -177,6 +181,8 @@ class SimRank:
             return Outcome.STALE
         if hop == HBM:
             return self._reload(job, row, fault)
+        if job.transfer.kind is TransferKind.PROMOTE:
+            return self._promote(job, row, fault)
         if hop == DRAM:
             return self._gather(job, row, fault)
         return self._write(job, hop, row, fault)
@@ -199,6 +205,16 @@ class SimRank:
         if self.slots[int(job.transfer.slots[row])] != job.keys[row]:
             return Outcome.STALE
         return self.stores[store].put((self.epoch, self.rank, job.keys[row]))
+
+    def _promote(self, job: SimJob, row: int, fault: Outcome | None) -> Outcome:
+        transfer, key = job.transfer, job.keys[row]
+        slot = int(transfer.slots[row])
+        outcome = self._find(transfer, key, slot, int(transfer.sources[row]))
+        if outcome is Outcome.OK and fault is not None:
+            outcome = fault
+        if outcome is Outcome.OK and slot != NO_SLOT:
+            self.slots[slot] = key
+        return outcome
 
     def _reload(self, job: SimJob, row: int, fault: Outcome | None) -> Outcome:
         transfer, key = job.transfer, job.keys[row]
@@ -231,7 +247,7 @@ class SimRank:
 def _hops(transfer: Transfer) -> list[str]:
     if transfer.kind is TransferKind.RELOAD:
         return [HBM]
-    hops = [DRAM] if transfer.kind is TransferKind.OFFLOAD else []
+    hops = [DRAM] if transfer.kind in (TransferKind.OFFLOAD, TransferKind.PROMOTE) else []
     for idx, name in enumerate(transfer.stores):
         if (transfer.targets >> idx & 1).any():
             hops.append(name)

@@ -89,9 +89,14 @@ class TestPredictions:
         eight = PaperPlan("llama-3.1-70b", "h100", tensor_parallel_size=8)
         assert len(run_paper(eight).notes) == 1
 
-    def test_windows_are_noted(self):
-        notes = run_paper(PaperPlan("gemma-3-27b", "h100", lengths=(8192,))).notes
-        assert any("52 of 62 layers look back 1,024 tokens only" in note for note in notes)
+    def test_of_layers_with_a_window_little_is_loaded(self):
+        """Gemma 3: 10 of 62 layers attend to everything, the others to 1,024 tokens."""
+        found = run_paper(PaperPlan("gemma-3-27b", "h100", ("nvme-gen4",), lengths=(65_537,)))
+        point, last = found.tiers[1].points[0], found.tiers[1].points[0].reload_seconds
+        everything = 65_536 * found.kv_nbytes_per_token / 6.9e9
+        needed = (10 / 62 + 52 / 62 * 1040 / 65_536) * everything
+        assert needed < last < 1.2 * needed + 0.05
+        assert point.num_chosen_tokens == 65_536
 
 
 class TestInput:

@@ -54,6 +54,27 @@ def test_check_of_a_right_file_is_one_line_with_the_totals(file):
     )
 
 
+def test_check_tells_memory_from_disk(file, tmp_path):
+    path = file(
+        "tiers: [{kind: dram, capacity: 1MiB}, "
+        f"{{kind: nvme, paths: [{tmp_path / 'kv'}], capacity: 2MiB}}]"
+    )
+    result = kvtiers("config", "check", path, "--here")
+    assert result.exit_code == 0
+    assert "1MiB of host memory and 2MiB on disk in total" in result.output
+
+
+def test_check_here_asks_the_machine(file, tmp_path):
+    path = file(
+        "tiers:\n  - {kind: dram, capacity: 1MiB}\n"
+        f"  - {{kind: nvme, paths: [{tmp_path / 'kv'}], capacity: 800TiB}}"
+    )
+    assert kvtiers("config", "check", path).exit_code == 0
+    result = kvtiers("config", "check", path, "--here")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{path}:3: tiers[1].capacity: the file store at ")
+
+
 def test_check_of_a_wrong_file_lists_all_problems_and_exits_2(file):
     path = file(WRONG)
     result = kvtiers("config", "check", path)
@@ -80,7 +101,8 @@ def test_check_prints_json(file):
             {"kind": "dram", "name": "dram", "capacity_nbytes": 64 * 2**30},
             {"kind": "memory", "name": "memory", "capacity_nbytes": 192 * 2**30},
         ],
-        "total_nbytes": 256 * 2**30,
+        "memory_nbytes": 256 * 2**30,
+        "disk_nbytes": 0,
     }
 
 

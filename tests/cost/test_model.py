@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from kvtiers.cost.links import Links, StoreKind, offload_link, read_link, reload_link
+from kvtiers.cost.loads import Loads
 from kvtiers.cost.model import TRIAL_BLOCKS, CostModel
-from kvtiers.cost.planner import PlanPolicy, PlanReason, Prompt, load_seconds
+from kvtiers.cost.planner import PlanPolicy, PlanReason, Prompt
 from kvtiers.cost.preempt import PreemptMode, Victim
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import Link
@@ -30,7 +31,7 @@ def test_load_prediction_is_the_plan_s():
     model = cost_model()
     model.links.submitted(read_link("shared"), 10**9)
     sources = np.repeat(np.array([0, 1, 2], np.uint8), [30, 20, 10])
-    expected = load_seconds(sources, BLOCK_NBYTES, model.links)[-1]
+    expected = Loads.of_prefixes(sources, BLOCK_NBYTES, model.links).seconds(model.links)[-1]
     assert model.predict_load_seconds([30, 20, 10], BLOCK_NBYTES) == pytest.approx(expected)
     assert model.predict_load_seconds([30], BLOCK_NBYTES) > 0
     assert model.predict_load_seconds([0, 0, 0], BLOCK_NBYTES) == 0

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtiers.cost.links import LinkModel, Links, StoreKind, read_link, reload_link
+from kvtiers.cost.loads import Loads
 from kvtiers.cost.planner import (
     Objective,
     PlanPolicy,
@@ -17,7 +18,6 @@ from kvtiers.cost.planner import (
     Prompt,
     ReloadPlan,
     delay_seconds,
-    load_seconds,
     plan_reload,
 )
 from kvtiers.cost.prefill import PrefillModel
@@ -178,7 +178,7 @@ def test_a_longer_prompt_never_takes_less(situation, more):
 @given(situation=situations())
 def test_longer_loads_never_take_less(situation):
     sources, _, prompt, links, _ = situation
-    seconds = load_seconds(sources, prompt.block_nbytes, links)
+    seconds = Loads.of_prefixes(sources, prompt.block_nbytes, links).seconds(links)
     assert seconds[0] == 0
     assert np.all(np.diff(seconds) >= -1e-12 * seconds[1:])
 
@@ -256,7 +256,7 @@ def test_a_full_hit_still_computes_the_last_token():
     sources, links = np.zeros(8, np.uint8), one_disk(bare_link(50e9))
     prompt = Prompt(8 * BLOCK_SIZE, 0, BLOCK_SIZE, BLOCK_NBYTES)
     found = plan_reload(sources, np.ones(9, bool), prompt, links, h100(), PlanPolicy())
-    load = load_seconds(sources, BLOCK_NBYTES, links)[8]
+    load = Loads.of_prefixes(sources, BLOCK_NBYTES, links).seconds(links)[8]
     last = float(h100().seconds(1, 8 * BLOCK_SIZE - 1))
     assert found.reload_seconds == pytest.approx(load + last)
 
@@ -274,10 +274,10 @@ def test_slower_stage_of_the_pipeline_rules():
     one_block = BLOCK_NBYTES / 50e9
     slow_disk = one_disk(bare_link(2e9), bare_link(50e9))
     sources = np.ones(100, np.uint8)
-    seconds = load_seconds(sources, BLOCK_NBYTES, slow_disk)[-1]
+    seconds = Loads.of_prefixes(sources, BLOCK_NBYTES, slow_disk).seconds(slow_disk)[-1]
     assert seconds == pytest.approx(nbytes / 2e9 + one_block)
     slow_hbm = one_disk(bare_link(50e9), bare_link(2e9))
-    seconds = load_seconds(sources, BLOCK_NBYTES, slow_hbm)[-1]
+    seconds = Loads.of_prefixes(sources, BLOCK_NBYTES, slow_hbm).seconds(slow_hbm)[-1]
     assert seconds == pytest.approx(nbytes / 2e9 + BLOCK_NBYTES / 50e9, rel=0.02)
 
 

@@ -17,8 +17,14 @@ from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.model.outcome import Outcome
 
 CAPACITY = 4 * MIB
-GROWN = 3 * CAPACITY
+GROWN = 5 * CAPACITY  # far more than the map of the first capacity
 NUMBERS = range(GROWN // NBYTES - 40)  # of frames that fit only after growth
+
+
+def grow(path: Path) -> None:
+    env = REGISTRY.acquire(settings_of(path, CAPACITY))
+    env.grow(GROWN)
+    REGISTRY.release(env)
 
 
 def grow_and_fill(path: Path) -> None:
@@ -79,7 +85,20 @@ def prove_filled(path: Path) -> None:
     assert not (path / SET_ASIDE).exists()
 
 
-VERBS = {verb.__name__: verb for verb in (open_while_it_grows,)}
+def fill_what_another_has_grown(path: Path) -> None:
+    """A process that has the file open uses all of it as soon as another has grown it."""
+    box = Box(settings_of(path, CAPACITY))
+    assert box.put(5000) == [Outcome.OK]
+    assert in_child(lambda: grow(path)) == 0
+    for start in range(0, len(NUMBERS), 50):
+        part = NUMBERS[start : start + 50]
+        assert set(box.put(*part)) == {Outcome.OK}
+    assert {key_of(n) for n in NUMBERS} <= box.held()
+    box.close()
+    prove_filled(path)
+
+
+VERBS = {verb.__name__: verb for verb in (open_while_it_grows, fill_what_another_has_grown)}
 
 if __name__ == "__main__":
     VERBS[sys.argv[1]](Path(sys.argv[2]))

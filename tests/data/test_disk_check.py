@@ -109,6 +109,7 @@ def test_folder_without_rights_says_whose_it_is(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child starts no thread
 def test_folder_of_another_user_is_refused() -> None:
     with tempfile.TemporaryDirectory() as folder:  # where other users come: not in tmp_path
         pid = os.fork()

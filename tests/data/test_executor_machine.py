@@ -9,6 +9,8 @@ from ranks import OK, assert_at_rest
 
 from kvtiers.data.copier import Direction
 from kvtiers.data.memory_store import MemoryStore
+from kvtiers.model.frame import FrameFormat
+from kvtiers.model.keys import group_of
 from kvtiers.model.messages import DRAM, HBM, NO_SLOT, RELEASED, JobId, Transfer, TransferKind
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.fake_device import make_layout
@@ -102,6 +104,23 @@ class ExecutorMachine(RuleBasedStateMachine):
         if slots:
             slot = slots[slot_idx % len(slots)]
             self._submit(self.rank.orders.demote([key], [slot], into, epoch=self.epoch))
+
+    @rule(rows=choices, deadline=st.sampled_from([1.0, 1e9]), window=st.integers(0, 1))
+    def promote(self, rows, deadline, window):
+        """Into slots of their own, which reloads may read from at once; the rest is dropped."""
+        free = self._free_slots()
+        staging = [free.pop() for _ in range(min(window, len(free)))]
+        own = {key: free.pop() for key, _, kept in rows if kept and free}
+        order = self.rank.orders.promote(
+            [key for key, _, _ in rows],
+            [own.get(key, NO_SLOT) for key, _, _ in rows],
+            [max(source, 1) for _, source, _ in rows],
+            window=staging,
+            deadline=deadline,
+            epoch=self.epoch,
+        )
+        self._submit(order)
+        self.landing.update({slot: key for key, slot in own.items()})
 
     @rule()
     def enter_epoch(self):
@@ -209,7 +228,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         self.busy_slots[order.job_id] = slots
         for slot in slots - set(order.slots[order.sources == 0].tolist()):
             self.landing.pop(slot, None)
-        if order.kind is not TransferKind.DEMOTE:
+        if order.kind in (TransferKind.OFFLOAD, TransferKind.RELOAD):
             self.busy_blocks[order.job_id] = set(order.block_ids.tolist())
         self.rank.submit(order)
 
@@ -235,8 +254,16 @@ class ExecutorMachine(RuleBasedStateMachine):
             key = order.block_keys()[row]
             if completion.hop == HBM and outcome == OK:
                 assert self.rank.holds(int(order.block_ids[row]), key)
-        if completion.hop == HBM and completion.epoch < self.epoch:
+            slot = int(order.slots[row])
+            if order.kind is TransferKind.PROMOTE and outcome == OK and slot != NO_SLOT:
+                self._check_frame(slot, key)
+        loads = order.kind in (TransferKind.RELOAD, TransferKind.PROMOTE)
+        if loads and completion.epoch < self.epoch:
             assert set(completion.outcomes.tolist()) <= {Outcome.STALE}
+
+    def _check_frame(self, slot, key):
+        fault = FrameFormat.of(self.rank.layout.groups[group_of(key)]).fault
+        assert fault(self.rank.slab.view(slot), self.rank.name(key)) is None
 
 
 TestExecutor = ExecutorMachine.TestCase

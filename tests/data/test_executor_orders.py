@@ -33,12 +33,14 @@ def good(rank: FakeRank, kind: TransferKind):
         return rank.orders.offload(KEYS, [0, 1, 2], [0, 1, 2], 0b11)
     if kind is TransferKind.RELOAD:
         return rank.orders.reload(KEYS, [0, 1, 2], [0, 1, NO_SLOT], [0, 1, 2], window=[4, 5])
+    if kind is TransferKind.PROMOTE:
+        return rank.orders.promote(KEYS, [0, 1, NO_SLOT], [1, 2, 1], window=[4, 5])
     return rank.orders.demote(KEYS, [0, 1, 2])
 
 
 EVERY = tuple(TransferKind)
 COPIES = (TransferKind.OFFLOAD, TransferKind.RELOAD)
-OFFLOAD, RELOAD, DEMOTE = [(kind,) for kind in TransferKind]
+OFFLOAD, RELOAD, DEMOTE, PROMOTE = [(kind,) for kind in TransferKind]
 
 FLAWS = {
     "torn key column": (EVERY, {"keys": pack_keys(KEYS)[:-1]}),
@@ -66,12 +68,14 @@ FLAWS = {
         RELOAD,
         {"slots": int64s([1, 1, 2]), "sources": uint8s(1, 1, 1)},
     ),
-    "landing in the window": (RELOAD, {"slots": int64s([0, 4, NO_SLOT])}),
+    "landing in the window": ((RELOAD + PROMOTE), {"slots": int64s([0, 4, NO_SLOT])}),
     "reading from the window": (RELOAD, {"slots": int64s([5, 1, NO_SLOT])}),
-    "window slot one too large": (RELOAD, {"window": int64s([4, NUM_SLOTS])}),
+    "window slot one too large": ((RELOAD + PROMOTE), {"window": int64s([4, NUM_SLOTS])}),
     "window slot that is none": (RELOAD, {"window": int64s([4, NO_SLOT])}),
     "window slot twice": (RELOAD, {"window": int64s([4, 4])}),
-    "no such source": (RELOAD, {"sources": uint8s(0, 1, 3)}),
+    "no such source": ((RELOAD + PROMOTE), {"sources": uint8s(1, 1, 3)}),
+    "promotion of what is in no store": (PROMOTE, {"sources": uint8s(1, 2, 0)}),
+    "two promotions into one slot": (PROMOTE, {"slots": int64s([1, 1, NO_SLOT])}),
     "no such target": ((OFFLOAD + DEMOTE), {"targets": uint8s(0b11, 0b100, 0)}),
     "no such store": (EVERY, {"stores": ("m", "x")}),
     "store twice": (EVERY, {"stores": ("m", "m")}),

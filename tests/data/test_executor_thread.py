@@ -14,6 +14,9 @@ from kvtiers.data.copier import Direction
 from kvtiers.data.copier_host import HostCopier
 from kvtiers.data.executor import Executor
 from kvtiers.data.executor_thread import ExecutorThread
+from kvtiers.data.file_orders import Order, Verb, is_answered, leave_order
+from kvtiers.data.file_settings import FileStoreSettings
+from kvtiers.data.file_store import FileStore
 from kvtiers.data.memory_store import MemoryStore
 from kvtiers.model.errors import ProtocolError
 from kvtiers.model.messages import DRAM, HBM, JobId
@@ -121,6 +124,19 @@ def test_order_wakes_a_sleeping_thread(stand):
         assert it.thread.wait_loaded([job], SOON)
         seconds.append(time.perf_counter() - started)
     assert sorted(seconds)[10] < 0.02
+
+
+def test_an_idle_rank_carries_out_what_is_ordered_from_outside(stand, tmp_path):
+    """Of a file store, whose owner alone may change it; control learns by MISSING."""
+    settings = FileStoreSettings((tmp_path,), 2**22)
+    it = stand(make_stores=lambda slab: {"m": FileStore(slab, settings)})
+    it.rank.fill(range(4), keys_of(*range(4)))
+    it.run(it.rank.orders.offload(keys_of(*range(4)), range(4), range(4), 1))
+    (lock,) = tmp_path.glob("*/*/owner.lock")
+    leave_order(lock.parent, Order(Verb.CLEAR, time.time() + SOON))
+    until(lambda: is_answered(lock.parent))
+    answers = it.run(it.rank.orders.reload(keys_of(1, 2), [5, 6], sources=1, window=[7]))
+    assert answers == {HBM: [Outcome.MISSING] * 2}
 
 
 def test_order_wakes_a_thread_that_waits_for_a_store(stand):

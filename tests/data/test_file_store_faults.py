@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import shutil
-import subprocess
 import threading
-import time
 from pathlib import Path
 
 import lmdb
@@ -29,9 +25,10 @@ from kvtiers.data.disk_check import describe_mount
 from kvtiers.data.file_index import FileIndex
 from kvtiers.data.file_settings import FileStoreSettings
 from kvtiers.data.file_store import FileStore
+from kvtiers.data.io.choice import make_io
 from kvtiers.data.slab import Slab
-from kvtiers.model.errors import CapacityError
 from kvtiers.model.outcome import Outcome
+from kvtiers.testing.io_faults import FaultyIo
 from kvtiers.testing.store_machine import frame_bytes, store_key_of
 from kvtiers.testing.store_suite import FRAME_NBYTES, NUM_SLOTS, SLOT_NBYTES, Harness
 
@@ -187,86 +184,6 @@ def test_full_disk_is_full_and_loses_nothing(store_slab, tmp_path, result):
     box.store.close()
 
 
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A real file system of 8 MiB."""
-    image, folder = tmp_path / "image", tmp_path / "mnt"
-    folder.mkdir()
-    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
-        pytest.skip("mounting needs root and mkfs.ext4")
-    with image.open("wb") as file:
-        file.truncate(8 * 2**20)
-    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
-    mount = subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=False)
-    if mount.returncode != 0:
-        pytest.skip("no loop mounts here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(folder):
-    """Fill a disk to its last block; returns the file that does."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    return filler
-
-
-def test_capacity_above_the_free_disk_is_told_with_numbers(store_slab, tiny_disk):
-    with pytest.raises(CapacityError, match=r"mnt/0/0-12288.*needs \d+ more.*\d+ free; lower"):
-        open_box(store_slab, tiny_disk, num_slots=2000)
-    assert disk_usage(tiny_disk / "0") < 10 * SLOT_NBYTES  # nothing is left behind
-    box = open_box(store_slab, tiny_disk, num_slots=100)
-    assert box.put(1) == [OK]
-    box.store.close()
-
-
-def test_files_of_another_slot_size_that_leave_no_room_are_named(store_slab, tiny_disk):
-    open_box(store_slab, tiny_disk, num_slots=350).store.close()
-    slab = Slab(4, 2 * SLOT_NBYTES, pin="off")
-    settings = FileStoreSettings((tiny_disk,), 3 * 2**20)
-    taken = (tiny_disk / "0/0-12288/frames.slab").stat().st_blocks * 512
-    pattern = rf"{taken} bytes are held by .*slot sizes in .*/0/0-12288; remove what no engine"
-    with pytest.raises(CapacityError, match=pattern):
-        FileStore(slab, settings)
-    shutil.rmtree(tiny_disk / "0/0-12288")
-    FileStore(slab, settings).close()
-    slab.close()
-
-
-def test_disk_that_others_fill_does_not_hurt_a_store_that_has_its_room(store_slab, tiny_disk):
-    """The slots are allocated; only the index may want more, and tries again."""
-    box = open_box(store_slab, tiny_disk, num_slots=100, publish_seconds=0.01)
-    assert box.put(1) == [OK]
-    filler = fill(tiny_disk)
-    for turn in range(8):
-        assert box.put(*range(turn * 8, turn * 8 + 8)) == [OK] * 8
-    assert box.get(*range(10, 20)) == [OK] * 10
-    time.sleep(0.1)
-    filler.unlink()
-    time.sleep(1.2)
-    box.store.close()
-    box = open_box(store_slab, tiny_disk, num_slots=100)
-    assert box.get(*range(10, 20)) == [OK] * 10
-    box.store.close()
-
-
-def test_file_that_was_punched_meets_a_really_full_disk(store_slab, tiny_disk):
-    """A write into a hole of a full disk: FULL, and what is there stays readable."""
-    box = open_box(store_slab, tiny_disk, num_slots=100)
-    assert box.put(1) == [OK]
-    os.truncate(tiny_disk / "0/0-12288/frames.slab", 4096 + SLOT_NBYTES)
-    os.sync()
-    filler = fill(tiny_disk)
-    assert set(box.put(2, 3, 4, 5)) <= {FULL, OK}
-    assert FULL in box.put(6, 7, 8, 9, 10, 11, 12)
-    assert box.get(1) == [OK]
-    filler.unlink()
-    assert box.put(20) == [OK]
-    box.store.close()
-
-
 class Refusing:
     """An index whose commits fail as on a full disk: with LMDB's base class."""
 
@@ -353,50 +270,6 @@ def test_disk_usage_stays_within_the_capacity_at_every_sample(store_slab, tmp_pa
     box.store.close()
     assert max(samples) <= capacity
     assert len(samples) > 10
-
-
-# -- R27, R34, R36: files change under a running store ---------------------------------
-
-
-def test_files_deleted_under_a_running_store(store_slab, tmp_path):
-    """Its descriptors still work; nothing fails, and the restart is empty."""
-    box = open_box(store_slab, tmp_path)
-    box.put(1, 2)
-    shutil.rmtree(tmp_path / "0")
-    assert box.get(1, 2) == [OK] * 2
-    box.store.delete([store_key_of(1)])
-    assert box.put(3) == [OK]
-    assert settled_free(box) == 6
-    box.store.close()
-    box = open_box(store_slab, tmp_path)
-    assert box.get(1, 2, 3) == [MISSING] * 3
-    box.store.close()
-
-
-def test_file_cut_under_a_running_store_is_corrupt_once_then_missing(store_slab, tmp_path):
-    box = open_box(store_slab, tmp_path)
-    box.put(1, 2, 3)
-    os.truncate(tmp_path / "0/0-12288/frames.slab", 4096 + SLOT_NBYTES + 100)
-    assert box.get(1, 2, 3) == [OK, CORRUPT, CORRUPT]
-    for _ in range(5):
-        assert box.get(2, 3) == [MISSING] * 2
-    assert settled_free(box) == 7
-    assert box.put(2, 3) == [OK] * 2
-    assert box.get(1, 2, 3) == [OK] * 3
-    assert box.slot_is(1, 2)
-    box.store.close()
-
-
-def test_files_made_unreadable_under_a_running_store(store_slab, tmp_path):
-    box = open_box(store_slab, tmp_path)
-    box.put(1)
-    for file in [*tmp_path.rglob("*"), tmp_path / "0"]:
-        file.chmod(0)
-    assert box.get(1) == [OK]
-    assert box.put(2) == [OK]
-    for file in (tmp_path / "0", tmp_path / "0/0-12288", *(tmp_path / "0/0-12288").iterdir()):
-        file.chmod(0o700)
-    box.store.close()
 
 
 def test_failing_reads_are_failed_and_the_frame_stays(store_slab, tmp_path):
@@ -497,5 +370,21 @@ def test_neighbours_move_in_one_call(tmp_path):
     assert box.settle(box.store.get(backwards)) == [OK] * 8
     assert [bytes(slab.view(15 - n)) == frame_bytes(n, 8192) for n in range(8)] == [True] * 8
     assert [(writes, len(op.pieces)) for writes, op in engine.seen] == [(True, 1), (False, 8)]
+    box.store.close()
+    slab.close()
+
+
+@pytest.mark.parametrize(("num_frames", "frames_a_call"), [(4, 2), (16, 2), (32, 4), (128, 8)])
+def test_batch_is_cut_into_calls_that_keep_the_disk_busy(tmp_path, num_frames, frames_a_call):
+    """Eight calls if the batch has 256 KiB for each, more where they would exceed 1 MiB."""
+    nbytes = 2**17
+    slab = Slab(num_frames, nbytes, pin="off")
+    settings = FileStoreSettings((tmp_path,), capacity_of(num_frames, slot_nbytes=nbytes))
+    engine = FaultyIo(make_io("auto"))
+    box = Harness(FileStore(slab, settings, engine), slab)
+    frames = [box.frame(slot, slot, nbytes) for slot in range(num_frames)]
+    assert box.settle(box.store.put(frames)) == [OK] * num_frames
+    calls = [sum(size for _, size in op.pieces) // nbytes for _, op in engine.seen]
+    assert calls == [frames_a_call] * (num_frames // frames_a_call)
     box.store.close()
     slab.close()

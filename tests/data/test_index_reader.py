@@ -207,6 +207,29 @@ def test_store_that_is_made_later_is_found_then(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_absent_is_asked_again_and_present_once_the_last_rank_has_written(engine: Engine) -> None:
+    """What another process writes later is found later: no answer is remembered."""
+    assert engine.ask(1, 2) == [0, 0]
+    engine.put(1, 2, ranks=(0,))
+    assert engine.ask(1, 2) == [0, 0]
+    engine.put(2, ranks=(1,))
+    assert engine.ask(1, 2) == [0, 1]
+    engine.stores[0].delete([KeySpace(FINGERPRINT, RANKS[0]).name(block(2))])
+    engine.stores[0].keys()  # waits for the deletion
+    assert engine.ask(1, 2) == [0, 0]
+
+
+def test_store_that_nobody_has_made_is_absent_long_before_the_deadline(tmp_path: Path) -> None:
+    for path in (tmp_path / "shared.lmdb", tmp_path / "no" / "parent"):
+        reader = make_reader(path, lookup_seconds=60.0)
+        for _ in range(3):
+            reader.ask(lookup(*range(PIECE_KEYS * 3)))
+        found = collect(reader, 9 * PIECE_KEYS, seconds=5.0)
+        assert not any(answer.present.any() for answer in found)
+        reader.close()
+        assert not path.exists()
+
+
 def test_unknown_store_is_absent(engine: Engine) -> None:
     engine.reader.ask(Lookup("other", lookup(1, 2).keys))
     assert flags(engine.reader, 2) == [0, 0]

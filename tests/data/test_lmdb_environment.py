@@ -20,7 +20,7 @@ from lmdb_box import MIB, NBYTES, Box, key_of, settings_of
 from kvtiers.data import disk_check, lmdb_check
 from kvtiers.data.lmdb_access import LMDBAccess
 from kvtiers.data.lmdb_errors import UnavailableError
-from kvtiers.data.lmdb_files import DATA, SET_ASIDE, inspect_data, read_state
+from kvtiers.data.lmdb_files import DATA, SET_ASIDE, inspect_data, read_state, set_aside
 from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_settings import Eviction, WriteMap
 from kvtiers.model.errors import CapacityError, ProtocolError, StoreError
@@ -192,6 +192,49 @@ def test_path_that_is_a_file_is_refused(path: Path) -> None:
     assert path.read_text() == "mine"
 
 
+def test_folder_that_may_not_be_written_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write everywhere: the system's answer is given for it."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(StoreError, match=r"not writable for user \d+: change its owner or mode"):
+        Box(settings_of(path))
+
+
+def test_memory_is_warned_of_once(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text("22 1 0:25 / / rw - tmpfs none rw\n")
+    monkeypatch.setattr(disk_check, "MOUNTINFO", table)
+    for _ in range(2):
+        fill(path, 1)
+    assert sum("does not outlive the machine" in found.message for found in caplog.records) == 1
+
+
+def test_file_that_cannot_be_read_now_is_not_set_aside(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptors, no permission: that says nothing of what is in it."""
+    fill(path, 1)
+    for name in (DATA, "state.json"):
+        original = Path.open
+
+        def refuse(self: Path, *args: object, name: str = name, **more: object) -> object:
+            if self.name == name:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return original(self, *args, **more)  # noqa: B023
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", refuse)
+            with pytest.raises(UnavailableError, match="Too many open files"):
+                Box(settings_of(path))
+    box = Box(settings_of(path))
+    assert box.get(1) == [Outcome.OK]
+    assert not (path / SET_ASIDE).exists()
+    box.close()
+
+
 def test_missing_parent_is_refused(path: Path) -> None:
     with pytest.raises(StoreError, match="make its parent first"):
         Box(settings_of(path / "a" / "b"))
@@ -205,12 +248,21 @@ def test_folder_of_another_user_is_refused(path: Path) -> None:
         Box(settings_of(path))
 
 
-def test_capacity_above_the_free_disk_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("nbytes", [2**40, 2**50], ids=["1 TiB", "above the address space"])
+def test_capacity_above_the_free_disk_is_refused(path: Path, nbytes: int) -> None:
     free = os.statvfs(path.parent)
-    nbytes = 2 * free.f_bavail * free.f_frsize
+    nbytes += 2 * free.f_bavail * free.f_frsize
     with pytest.raises(CapacityError, match="capacity of at most"):
         Box(settings_of(path, nbytes))
     fill(path, 1)  # nothing of the attempt is in the way
+
+
+def test_whatever_stands_for_the_data_file_is_set_aside_every_time(path: Path) -> None:
+    path.mkdir()
+    for make in (Path.touch, Path.mkdir, Path.mkdir, Path.touch):
+        make(path / DATA)
+        set_aside(path)
+        assert [found.name for found in path.iterdir()] == [SET_ASIDE]
 
 
 def test_store_of_another_format_is_not_destroyed(path: Path) -> None:

@@ -36,3 +36,7 @@ def test_process_killed_at_every_step_loses_nothing(verb: str, tmp_path: Path) -
 def test_process_that_opens_while_another_grows_cuts_nothing(tmp_path: Path) -> None:
     """LMDB cuts a file to the size that its opener says, which may be one from before."""
     run("lmdb_races.py", "open_while_it_grows", tmp_path / "store")
+
+
+def test_process_that_had_it_open_uses_what_another_has_grown(tmp_path: Path) -> None:
+    run("lmdb_races.py", "fill_what_another_has_grown", tmp_path / "store")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .harness import Engines
+    from .harness import EngineOptions, Engines, Refuses
     from .scenarios import References
 
 #: What a quiet engine on a small machine wants to find before torch is imported.
@@ -64,3 +64,19 @@ def references(engines: Engines) -> References:
     from .scenarios import References  # noqa: PLC0415
 
     return References(engines)
+
+
+@pytest.fixture
+def refuses(engines: Engines) -> Iterator[Refuses]:
+    """Assert that an engine does not start, and why; its remains are cleared away."""
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown  # noqa: PLC0415
+
+    def refuses(options: EngineOptions, message: str) -> None:
+        engines.shutdown()
+        with pytest.raises(Exception, match=message):
+            engines.start(options)
+        ensure_kv_transfer_shutdown()
+
+    engines.shutdown()
+    yield refuses
+    ensure_kv_transfer_shutdown()

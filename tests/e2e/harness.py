@@ -40,6 +40,8 @@ class EngineOptions:
     kvtiers: Mapping[str, Any] | str | None = None
     #: Fields of the engine's KV transfer config, for other connectors and policies.
     kv_transfer: Mapping[str, Any] = field(default_factory=dict)
+    #: Fields of the model's configuration to serve it with, other than its own.
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def plain(self) -> Self:
@@ -75,9 +77,15 @@ class EngineOptions:
             "enable_prefix_caching": True,
             "disable_log_stats": not self.log_stats,
         }
+        if self.hf_overrides:
+            arguments["hf_overrides"] = dict(self.hf_overrides)
         if (config := self.kv_transfer_config()) is not None:
             arguments["kv_transfer_config"] = config
         return arguments
+
+
+#: Asserts that an engine does not start, and what it says: see the fixture `refuses`.
+Refuses = Callable[[EngineOptions, str], None]
 
 
 class Engine:
@@ -306,9 +314,20 @@ class Engines:
         return self._engine
 
     def restart(self, options: EngineOptions) -> Engine:
-        """Return a new engine with these options, as after a restart of the server."""
+        """Return a new, cleared engine with these options."""
         self.shutdown()
         return self.get(options)
+
+    def start(self, options: EngineOptions, model_directory: Path | None = None) -> Engine:
+        """Return a new engine as a start of the server makes it: it may find what stores hold.
+
+        Args:
+            model_directory: to serve instead of the one that the options name.
+        """
+        self.shutdown()
+        directory = model_directory or self.model_directory(options.model)
+        self._engine = Engine(options, directory)
+        return self._engine
 
     def model_directory(self, model: RandomModel) -> Path:
         """Return where ``model`` lies on disk; it is written on first use."""

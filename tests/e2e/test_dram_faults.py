@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from kvtiers.connector import rank as rank_module
+from kvtiers.connector import stores as stores_module
+from kvtiers.control.breaker import NUM_FAILURES
 from kvtiers.data.memory_store import MemoryStore
 from kvtiers.data.slab import Slab
+from kvtiers.data.store import FrameRef, StoreTicket
 from kvtiers.model.outcome import Outcome
-from kvtiers.observe.metrics import BLOCKS_FAILED
+from kvtiers.observe.metrics import BLOCKS_FAILED, HIT_TOKENS
 from kvtiers.testing.faults import FaultyStore, Flip, HeldStore, LateStore, WrapperStore
 
 from .answers import Answer, differences, random_prompt
@@ -49,7 +51,7 @@ def start(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             Below.store = wrap(MemoryStore(slab, capacity_nbytes), slab)
             return Below.store
 
-        monkeypatch.setattr(rank_module, "MemoryStore", make)
+        monkeypatch.setattr(stores_module, "MemoryStore", make)
         return engines.restart(tiered(options, BELOW))
 
     yield start
@@ -124,6 +126,71 @@ def release_all(engine: Engine) -> None:
         Below.store.release()
         engine.step()
         assert time.monotonic() < deadline
+
+
+class Outage(HeldStore):
+    """Works at once, but while it hangs reads wait for the end of it, and while it fails they fail.
+
+    Attributes:
+        how: None, "fails" or "hangs".
+    """
+
+    how: str | None = None
+
+    def put(self, frames: Sequence[FrameRef]) -> StoreTicket:
+        """Write now."""
+        ticket = super().put(frames)
+        self.release(1, newest_first=True)
+        return ticket
+
+    def get(self, frames: Sequence[FrameRef]) -> StoreTicket:
+        """Read now, or as the outage wants it."""
+        if self.how == "fails":
+            raise OSError("input/output error")
+        ticket = super().get(frames)
+        if self.how is None:
+            self.release(1, newest_first=True)
+        return ticket
+
+
+@pytest.mark.parametrize(("how", "num_failures"), [("fails", NUM_FAILURES), ("hangs", 2)])
+def test_a_store_that_keeps_failing_is_left_alone_until_it_works_again(
+    start: Callable[..., Engine], how: str, num_failures: int
+) -> None:
+    engine = start(lambda store, _: Outage(store))
+    first = store_prompt(engine)
+    tiers, gates = Tiers(engine), Tiers(engine).controller.gates
+
+    def again(seed: int) -> tuple[int, int]:
+        """Ask again; returns the tokens found in the store, and those that came from it."""
+        if Below.store.how == "hangs":  # it lets go of nothing: there is no rest to wait for
+            engine.generate([random_prompt(36 * BLOCK + 1, seed=seed)], 2)
+            assert engine.reset_prefix_cache()
+        else:
+            push_down(engine, seed)
+        before = tiers.count(HIT_TOKENS, "memory"), tiers.reloaded_tokens("memory")
+        [answer] = engine.generate([PROMPT], 12)
+        assert not differences({"it": first}, {"it": answer})
+        after = tiers.count(HIT_TOKENS, "memory"), tiers.reloaded_tokens("memory")
+        return after[0] - before[0], after[1] - before[1]
+
+    Below.store.how = how
+    for turn in range(num_failures):
+        assert gates.readable(0), f"given up after {turn} failures"
+        found, came = again(100 + turn)
+        assert (found > 0, came) == (True, 0)
+    for turn in range(3):
+        assert not gates.readable(0)
+        assert again(200 + turn) == (0, 0)  # nobody counts on it, so nobody waits
+    Below.store.how = None
+    Below.store.release()
+    deadline = time.monotonic() + 30
+    while not gates.readable(0):
+        engine.generate([random_prompt(2 * BLOCK, seed=300)], 2)
+        assert time.monotonic() < deadline, "never tried again"
+    found, came = again(400)
+    assert found == came > 0
+    tiers.assert_at_rest()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)

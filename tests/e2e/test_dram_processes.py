@@ -6,7 +6,6 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from kvtiers.observe.metrics import BLOCKS_OFFLOADED, TOKENS_RELOADED
 
 from .answers import differences, random_prompt
 from .api_server import api_server
-from .harness import EngineOptions, Engines
+from .harness import EngineOptions, Engines, Refuses
 from .scenarios import SCENARIOS, SMALL_HYBRID_POOL, SMALL_POOL, References
 from .tiers import dram, memory, tiered
 
@@ -108,23 +107,6 @@ def on_page(page: str, name: str, **labels: str) -> float:
             values.append(float(match[2]))
     assert len(values) == 1, f"{name} stands {len(values)} times on the page"
     return values[0]
-
-
-Refuses = Callable[[EngineOptions, str], None]
-
-
-@pytest.fixture
-def refuses(engines: Engines) -> Iterator[Refuses]:
-    """Assert that an engine does not start, and why; its remains are cleared away."""
-    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown  # noqa: PLC0415
-
-    def refuses(options: EngineOptions, message: str) -> None:
-        with pytest.raises(Exception, match=message):
-            engines.get(options)
-
-    engines.shutdown()
-    yield refuses
-    ensure_kv_transfer_shutdown()
 
 
 BAD_CONFIGURATIONS: dict[str, tuple[Any, str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from kvtiers.model.keys import group_of
@@ -14,6 +15,8 @@ from .harness import Engine, EngineOptions
 
 #: TINY's blocks: 128 KiB of KV and a 4 KiB header.
 SLOT_NBYTES = 132 * 1024
+#: The folder of rank 0 of instance 0 below an NVMe path.
+RANK = f"0/0-{SLOT_NBYTES}"
 
 
 def dram(capacity: str = "256MiB", *below: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
@@ -25,6 +28,17 @@ def dram(capacity: str = "256MiB", *below: Mapping[str, Any], **sections: Any) -
 def memory(capacity: str = "256MiB", **options: Any) -> dict[str, Any]:
     """Return the tier below DRAM."""
     return {"kind": "memory", "capacity": capacity, **options}
+
+
+def nvme(*paths: Path, capacity: str = "64MiB", **options: Any) -> dict[str, Any]:
+    """Return a tier of files."""
+    named = [str(path) for path in paths]
+    return {"kind": "nvme", "paths": named, "capacity": capacity, **options}
+
+
+def lmdb(path: Path, capacity: str = "64MiB", **options: Any) -> dict[str, Any]:
+    """Return a shared tier."""
+    return {"kind": "lmdb", "path": str(path), "capacity": capacity, **options}
 
 
 def tiered(options: EngineOptions, config: Mapping[str, Any]) -> EngineOptions:
@@ -58,6 +72,15 @@ class Tiers:
     def reloaded_tokens(self, tier: str = "dram") -> int:
         """Return the tokens that came from a tier."""
         return self.count(TOKENS_RELOADED, tier)
+
+    def by_tier(self) -> dict[str, int]:
+        """Return the tokens that came from each tier, without zeros."""
+        names = {labels[0] for name, labels in self.counted() if name == TOKENS_RELOADED}
+        return {name: num for name in names if (num := self.reloaded_tokens(name))}
+
+    def store(self, name: str) -> Any:
+        """Return a rank's store, as the data plane holds it."""
+        return self.worker._executor._executor._shop.stores._stores[name]
 
     def assert_at_rest(self) -> None:
         """Assert that nothing is pinned, fenced or under way, and that no slot is lost."""

@@ -51,6 +51,9 @@ class SchedulerSide:
     def arrived(self, request: Any) -> None:
         """Note a new request."""
         self.connector.arrived(request.request_id, request.block_hashes)
+        if not request.skip_reading_prefix_cache:
+            num_local = self._num_cached_blocks(request) * self._shape.block_size
+            self.connector.prefetch(request.request_id, request.num_tokens, num_local)
 
     def num_matched(self, request: Any, num_local_tokens: int) -> tuple[int | None, bool]:
         """Answer `get_num_new_matched_tokens`."""
@@ -157,6 +160,22 @@ class SchedulerSide:
         for block_ids in loading.values():
             if block_ids & invalid:
                 self.kv_cache_manager.evict_blocks(block_ids)
+
+    def _num_cached_blocks(self, request: Any) -> int:
+        """Return how many leading blocks of a request vLLM's prefix cache has; 0 if it is unknown.
+
+        `get_computed_blocks` would count the request in vLLM's own statistics.
+        """
+        groups = [i for i, window in enumerate(self._shape.windows) if window is None]
+        if self.kv_cache_manager is None or not groups or self._shape.hashes_per_block != 1:
+            return 0
+        cached = self.kv_cache_manager.block_pool.get_cached_block
+        num_blocks = 0
+        for block_hash in request.block_hashes:
+            if not cached(block_hash, groups):
+                break
+            num_blocks += 1
+        return num_blocks
 
     def _null_block_id(self) -> int:
         if self.kv_cache_manager is None:

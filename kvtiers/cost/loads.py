@@ -1,0 +1,147 @@
+"""The time of reloads whose blocks lie on several tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtiers.cost.links import Links, read_link, reload_link
+from kvtiers.model.messages import UInt8s
+
+Float64s = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowKV:
+    """A KV group of which a request needs only the last blocks of its prefix.
+
+    Attributes:
+        block_nbytes: of one block of this group, on one rank.
+        num_blocks: that the next token can attend to.
+    """
+
+    block_nbytes: int
+    num_blocks: int
+
+    @classmethod
+    def of(cls, block_nbytes: int, window: int, block_size: int) -> WindowKV:
+        """Return the group of layers whose tokens see so many, themselves among them."""
+        return cls(block_nbytes, -(-(window - 1) // block_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one link moves, for one reload or, entry by entry, for several."""
+
+    num_blocks: Int64s
+    nbytes: Float64s
+
+    @classmethod
+    def of(cls, num_blocks: npt.ArrayLike, block_nbytes: int) -> Batch:
+        """Return a batch of equal blocks."""
+        counts = np.atleast_1d(np.asarray(num_blocks, dtype=np.int64))
+        return cls(counts, counts.astype(np.float64) * block_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Reloads, entry by entry: all they bring to HBM, and what of it comes from each store.
+
+    Attributes:
+        last_nbytes: of the last block, which goes to HBM when everything else is there.
+    """
+
+    to_hbm: Batch
+    from_stores: Mapping[str, Batch]
+    last_nbytes: int
+
+    @classmethod
+    def of_prefixes(
+        cls, sources: UInt8s, block_nbytes: int, links: Links, windows: Sequence[WindowKV] = ()
+    ) -> Loads:
+        """Return the reloads of the first m blocks, for every m from 0 to ``len(sources)``.
+
+        Args:
+            sources: one per block: 0 for DRAM, else 1 + store index.
+            block_nbytes: of a block on one rank, over all KV groups, `windows` among them.
+        """
+        prefix = _Prefix(len(sources), block_nbytes, windows)
+        from_stores = {
+            links.stores[source - 1]: prefix.batch(sources == source)
+            for source in np.flatnonzero(np.bincount(sources))
+            if source > 0
+        }
+        everything = prefix.batch(np.ones(len(sources), dtype=np.bool_))
+        return cls(everything, from_stores, block_nbytes)
+
+    @classmethod
+    def of_counts(
+        cls, num_blocks_by_source: Sequence[npt.ArrayLike], block_nbytes: int, links: Links
+    ) -> Loads:
+        """Return reloads of which only the numbers of blocks are known.
+
+        Args:
+            num_blocks_by_source: index 0 for DRAM, 1 + store index for stores; may be shorter
+                than there are stores.
+        """
+        counts = [np.atleast_1d(np.asarray(num, np.int64)) for num in num_blocks_by_source]
+        stores = zip(links.stores, counts[1:], strict=False)
+        total = np.sum(counts, axis=0) if counts else np.zeros(1, np.int64)
+        from_stores = {store: Batch.of(num, block_nbytes) for store, num in stores}
+        return cls(Batch.of(total, block_nbytes), from_stores, block_nbytes)
+
+    def seconds(self, links: Links) -> Float64s:
+        """Return the seconds of ``store -> slot -> HBM``, block by block.
+
+        The slower stage rules; where stores rule, the last block still has to go from its slot to
+        HBM. Stores are added up: two of them are commonly files on the same disk.
+        """
+        way = links[reload_link()]
+        to_hbm = _seconds(self.to_hbm, reload_link(), links)
+        from_stores = np.zeros(len(to_hbm))
+        for store, batch in self.from_stores.items():
+            from_stores += _seconds(batch, read_link(store), links)
+        last_block = float(way.seconds(1, self.last_nbytes))
+        by_stores = np.where(from_stores > 0, from_stores + last_block, 0.0)
+        return np.asarray(np.maximum(to_hbm, by_stores), dtype=np.float64)
+
+    def busiest_link_seconds(self, links: Links) -> Float64s:
+        """Return how long each reload keeps the link that it needs longest; queues do not count."""
+        batches = {reload_link(): self.to_hbm}
+        batches |= {read_link(store): batch for store, batch in self.from_stores.items()}
+        idle = [links[name].seconds(b.num_blocks, b.nbytes) for name, b in batches.items()]
+        return np.asarray(np.max(idle, axis=0), dtype=np.float64)
+
+
+class _Prefix:
+    """Counts, for every m, what of the first m blocks a request needs."""
+
+    def __init__(self, num_blocks: int, block_nbytes: int, windows: Sequence[WindowKV]) -> None:
+        self._whole_nbytes = block_nbytes - sum(group.block_nbytes for group in windows)
+        if self._whole_nbytes < 0:
+            raise ValueError(
+                f"KV groups with windows have more than the {block_nbytes} bytes of all"
+            )
+        self._windows = windows
+        self._m = np.arange(num_blocks + 1)
+
+    def batch(self, chosen: npt.NDArray[np.bool_]) -> Batch:
+        """Return the needed blocks among those chosen."""
+        counts = np.zeros(len(self._m), dtype=np.int64)
+        np.cumsum(chosen, out=counts[1:])
+        nbytes = counts.astype(np.float64) * self._whole_nbytes
+        needed = counts if self._whole_nbytes else np.zeros_like(counts)
+        for group in self._windows:
+            # Of the first m, those that are not among the first m - window.
+            within = counts - counts[np.maximum(self._m - group.num_blocks, 0)]
+            nbytes += within.astype(np.float64) * group.block_nbytes
+            needed = np.maximum(needed, within)
+        return Batch(needed, nbytes)
+
+
+def _seconds(batch: Batch, name: str, links: Links) -> Float64s:
+    return links[name].seconds(batch.num_blocks, batch.nbytes, links.queued_nbytes(name))

@@ -1,0 +1,6 @@
+"""Makes the stores of the data plane's tests importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
