@@ -87,7 +87,8 @@ class Lives:
             {
                 "tiers": [{"kind": DRAM, "capacity": capacity}, *(below[s] for s in stores)],
                 "cost": {"mode": "always"},
-                # Between steps, so that a load has a time of its own; as long as it takes.
-                "reload": {"sync_below": "0ms", "deadline": "10min"},
+                # Between steps, so that a load has a time of its own; from the tier that is
+                # measured, and as long as it takes.
+                "reload": {"sync_below": "0ms", "deadline": "10min", "prefetch": "off"},
             }
         )
