@@ -110,10 +110,7 @@ def run_measured(
     if complete and plan.stores and plan.num_stages > 1:
         wanted = _wanted_splits(plan, points)
         if not wanted.lengths:
-            notes.append(
-                f"No split was measured: on {wanted.store}, load and computation are not within "
-                "a factor of 2 of each other at any length; a throttle can make them so."
-            )
+            notes.append(_no_splits(wanted.store))
         with _Scratch(folder) as scratch:
             points = measure_splits(plan, scratch / "splits", wanted, points, watch)
         complete = not watch.late()
@@ -133,6 +130,13 @@ def _wanted_splits(plan: MeasuredPlan, points: list[Measured]) -> Splits:
         return best_split(plan, so_far, num_tokens)
 
     return Splits(store, lengths, choose)
+
+
+def _no_splits(store: str) -> str:
+    return (
+        f"No split was measured: on {store}, load and computation are not within a factor of 2 of "
+        "each other at any length; --throttle auto can make them so."
+    )
 
 
 def device_name(device: str) -> str:
