@@ -172,7 +172,7 @@ def measure_splits(
         BenchError: as `measure_ways`.
     """
     points = list(done)
-    if not wanted.lengths or watch.late():
+    if not splits_left(plan, wanted, points) or watch.late():
         return points
     torch.set_num_threads(plan.num_threads)
     lives = Lives(plan, folder)
@@ -183,8 +183,7 @@ def measure_splits(
         for repeat, split in _splits(plan, wanted, points):
             if watch.late():
                 break
-            key = SPLIT, split.num_tokens, repeat, split.num_blocks
-            if key in {point.key for point in points}:
+            if _is_measured(split, repeat, points):
                 continue
             watch.progress(f"split, {split.num_tokens} tokens, {split.num_blocks} blocks loaded")
             prompt = lives.document[: split.num_tokens]
@@ -196,6 +195,18 @@ def measure_splits(
             _check(plan, points)
             watch.keep(points[-1])
     return points
+
+
+def splits_left(plan: MeasuredPlan, wanted: Splits, points: list[Measured]) -> bool:
+    """Return whether a split is still to be measured."""
+    return not all(
+        _is_measured(split, repeat, points) for repeat, split in _splits(plan, wanted, points)
+    )
+
+
+def _is_measured(split: Split, repeat: int, points: Sequence[Measured]) -> bool:
+    key = SPLIT, split.num_tokens, repeat, split.num_blocks
+    return any(point.key == key for point in points)
 
 
 def _splits(

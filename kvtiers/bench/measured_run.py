@@ -28,6 +28,7 @@ from kvtiers.bench.measure import (
     measure_splits,
     measure_ways,
     num_measurements,
+    splits_left,
 )
 from kvtiers.bench.plan import MeasuredPlan
 from kvtiers.model.errors import ConfigError
@@ -108,18 +109,31 @@ def run_measured(
             "measurements were made; run again with --resume."
         )
     if complete and plan.stores and plan.num_stages > 1:
-        wanted = _wanted_splits(plan, points)
-        if not wanted.lengths:
-            notes.append(_no_splits(wanted.store))
-        with _Scratch(folder) as scratch:
-            points = measure_splits(plan, scratch / "splits", wanted, points, watch)
-        complete = not watch.late()
+        points, complete = _with_splits(plan, folder, points, watch, notes)
     verdict = None
     try:
         verdict = judge(plan, points, complete)
     except ValueError as error:
         notes.append(f"No model was fitted: {error}.")
     return MeasuredResult(plan, device_name(plan.device), tuple(points), verdict, tuple(notes))
+
+
+def _with_splits(
+    plan: MeasuredPlan, folder: Path | None, points: list[Measured], watch: Watch, notes: list[str]
+) -> tuple[list[Measured], bool]:
+    """Return the measurements and those of splits, and whether all were made; adds notes."""
+    wanted = _wanted_splits(plan, points)
+    if not wanted.lengths:
+        notes.append(
+            f"No split was measured: on {wanted.store}, load and computation are not within a "
+            "factor of 2 of each other at any length; --throttle auto can make them so."
+        )
+    with _Scratch(folder) as scratch:
+        points = measure_splits(plan, scratch / "splits", wanted, points, watch)
+    complete = not splits_left(plan, wanted, points)
+    if not complete:
+        notes.append("Time was over before every split was measured; run again with --resume.")
+    return points, complete
 
 
 def _wanted_splits(plan: MeasuredPlan, points: list[Measured]) -> Splits:
@@ -130,13 +144,6 @@ def _wanted_splits(plan: MeasuredPlan, points: list[Measured]) -> Splits:
         return best_split(plan, so_far, num_tokens)
 
     return Splits(store, lengths, choose)
-
-
-def _no_splits(store: str) -> str:
-    return (
-        f"No split was measured: on {store}, load and computation are not within a factor of 2 of "
-        "each other at any length; --throttle auto can make them so."
-    )
 
 
 def device_name(device: str) -> str:
