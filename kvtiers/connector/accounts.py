@@ -78,6 +78,7 @@ class Accounts:
                 epoch=epoch,
                 num_tokens=state.num_asked + num_local,
                 num_local_tokens=num_local,
+                block_size=self._block_size,
                 num_hit_blocks={n: t // self._block_size for n, t in hits.items()},
                 predicted_seconds={
                     "reload": plan.reload_seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvtiers.connector.calibrated import measured_seeds
 from kvtiers.connector.shape import EngineShape
 from kvtiers.control.settings import PREFETCH_SHARE, ControlSettings, GroupSettings, StoreSettings
 from kvtiers.cost.links import HBM_SEED, Links, StoreKind
@@ -103,11 +104,15 @@ def _store_settings(tier: StoreTier, hellos: Sequence[Hello]) -> StoreSettings:
 
 
 def cost_model(config: Config, shape: EngineShape) -> CostModel:
-    """Return the cost model, seeded; measurements correct it."""
+    """Return the cost model, seeded; measurements correct it.
+
+    Raises:
+        ConfigError: the configured calibration cannot be read.
+    """
     model = shape.model or FALLBACK_SHAPE
     prefill = PrefillModel.of(shape.seed_speed, model, shape.max_tokens_per_step)
     stores = {store.name: StoreKind(store.kind) for store in config.stores}
-    links = Links.seeded(stores, hbm=shape.seed_link or HBM_SEED)
+    links = Links.seeded(stores, hbm=shape.seed_link or HBM_SEED, measured=measured_seeds(config))
     policy = PlanPolicy(
         CostMode(config.cost.mode),
         config.cost.margin,

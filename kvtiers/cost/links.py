@@ -208,14 +208,16 @@ class Links(Mapping[str, LinkModel]):
         stores: Mapping[str, StoreKind],
         pieces_per_block: int = 1,
         hbm: LinkSeed = HBM_SEED,
+        measured: Mapping[str, LinkSeed] | None = None,
     ) -> Links:
-        """Return the links of a machine on which nothing was measured.
+        """Return the links of a machine on which no engine has moved anything yet.
 
         Args:
             stores: store name to kind, in the order of `Transfer.stores`.
             pieces_per_block: copies that HBM needs for one block, such as one for each of its
                 layers, where the copier moves each by itself.
             hbm: the way between slab and HBM, either way, for one such copy.
+            measured: link name to seeds that a calibration found, which count instead.
         """
         hbm = LinkSeed(
             hbm.latency_seconds,
@@ -226,6 +228,8 @@ class Links(Mapping[str, LinkModel]):
         for store, kind in stores.items():
             models[read_link(store)] = LinkModel.of(STORE_READ_SEEDS[kind])
             models[write_link(store)] = LinkModel.of(STORE_WRITE_SEEDS[kind])
+        found = {} if measured is None else measured
+        models |= {name: LinkModel.of(seed) for name, seed in found.items() if name in models}
         return cls(tuple(stores), models)
 
     def __getitem__(self, name: str) -> LinkModel:

@@ -63,6 +63,12 @@ class CostConfig(Section):
         description="JSONL file of decisions with prediction and outcome; `null`: none.",
         examples=["/var/log/kvtiers/decisions.jsonl"],
     )
+    calibration: LogPath = Field(
+        default=None,
+        description="File that `kvtiers probe` has written on this machine: what its links take, "
+        "until the engine's own loads have been measured; `null`: built-in figures.",
+        examples=["/etc/kvtiers/calibration.json"],
+    )
 
 
 class ReloadConfig(Section):

@@ -49,6 +49,7 @@ class Decision:
         num_chosen_blocks: blocks to reload; 0 means recompute.
         mode, reason: as the planner names them.
         outcome: None until something came of the decision.
+        block_size: tokens of a block; 0 if the caller does not say.
     """
 
     time: float
@@ -62,6 +63,7 @@ class Decision:
     mode: str
     reason: str
     outcome: DecisionOutcome | None = None
+    block_size: int = 0
 
     def to_json(self) -> str:
         """Return one line of JSON, without its end; numbers that JSON lacks become null."""
