@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 Float64s = npt.NDArray[np.float64]
 
+_SEED_JOBS: Final = 5  # until then a link has no best of its own: its seed may be far too fast
 _GOOD_TRIAL: Final = 4.0  # times what a link took at its best; stalls take a hundred times as long
 
 
@@ -186,7 +187,8 @@ class LinkModel:
         """Keep the coefficients with which the last job takes the least."""
         if self._last_job is not None:
             now = self._cost.coefficients
-            if _dot(now, self._last_job) < _dot(self._at_best, self._last_job):
+            seeded = self._cost.num_observed <= _SEED_JOBS
+            if seeded or _dot(now, self._last_job) < _dot(self._at_best, self._last_job):
                 self._at_best = now
 
 

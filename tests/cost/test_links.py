@@ -299,3 +299,15 @@ def test_trial_that_goes_well_undoes_what_was_learnt_in_the_stall():
     links.observe(Link(name, 8, 8 * block, 8 * block / 10e9))
     assert links.standing(name) is Standing.HELD
     assert links[name].effective_bandwidth(block, 64) > 5e9
+
+
+def test_trial_is_judged_by_what_the_link_was_not_by_its_seed():
+    """A disk of a fifth of what was believed of it at first is not slow: it is that disk."""
+    links = Links.seeded({"disk": StoreKind.MEMORY})  # 12 GB/s
+    name, block = read_link("disk"), 2**19
+    for _ in range(10):
+        links.observe(Link(name, 64, 64 * block, 64 * block / 0.5e9))
+    links.stalled(name, 0.0)
+    links.revisit(FIRST_WAIT_SECONDS)
+    links.observe(Link(name, 8, 8 * block, 8 * block / 0.5e9))
+    assert links.standing(name) is Standing.HELD
