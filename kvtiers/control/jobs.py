@@ -25,6 +25,7 @@ class Row:
         lands: whether the entry is being filled by this job, not read.
         parent: the block before it, None for the first.
         given_up: whether the row is sent without its source, for want of any slot to stage it.
+        false: whether what it writes was computed on a load that failed.
     """
 
     key: BlockKey
@@ -35,6 +36,7 @@ class Row:
     lands: bool = False
     parent: BlockKey | None = None
     given_up: bool = False
+    false: bool = False
 
 
 @dataclass(slots=True)

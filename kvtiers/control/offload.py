@@ -192,8 +192,10 @@ class OffloadDesk:
             self._dram.back(row.entry)
         if tier is not None and entry is not None:
             tier.commit(entry) if outcome is Outcome.OK else tier.abandon(entry)
-        elif outcome is Outcome.OK and believed:
+        elif outcome is Outcome.OK and believed and not row.false:
             self._presence.wrote(name, row.key)
+        if row.false and believed:  # some rank may have written it after it was told to drop it
+            self._places.retract(idx, row.key)
 
     def _landed(self, job: Job, outcomes: UInt8s) -> None:
         """Make blocks READY in DRAM, or give their reservations up."""

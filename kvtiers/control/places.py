@@ -21,6 +21,7 @@ class Places:
             contents are known through `presence` only.
         gates: which stores are in use.
         inherited: indexes of private stores with frames of an earlier life; emptied by a reset.
+        retracted: by index of a shared store, keys that ranks are still to be told to drop.
     """
 
     dram: Tier
@@ -29,6 +30,7 @@ class Places:
     settings: Sequence[StoreSettings]
     gates: Gates
     inherited: set[int] = field(default_factory=set)
+    retracted: dict[int, list[BlockKey]] = field(default_factory=dict)
 
     def belief(self, idx: int, key: BlockKey) -> Belief:
         """Return what is known of a block in a store: by control's own books, else by hearsay."""
@@ -71,9 +73,30 @@ class Places:
         if tier is not None and tier.get(key) is None:
             tier.leave(key)
 
+    def retract(self, idx: int, key: BlockKey) -> None:
+        """Drop a frame that is false from every rank, whether it is in the books or not."""
+        tier = self.stores[idx]
+        if tier is None:
+            self.presence.missed(self.settings[idx].name, key)
+            self.retracted.setdefault(idx, []).append(key)
+            return
+        entry = tier.get(key)
+        if entry is None:
+            tier.leave(key)
+        else:
+            tier.doom(entry)
+
+    def take_left(self, idx: int) -> list[BlockKey]:
+        """Return the keys that ranks must drop from a store, since the last call."""
+        tier = self.stores[idx]
+        if tier is not None:
+            return tier.take_left()
+        return list(dict.fromkeys(self.retracted.pop(idx, ())))
+
     def reset(self) -> None:
         """Serve nothing that is there now."""
         self.inherited.clear()
+        self.retracted.clear()
         self.dram.reset()
         for tier in self.stores:
             if tier is not None:
