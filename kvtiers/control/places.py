@@ -90,8 +90,17 @@ class Places:
         """Return the keys that ranks must drop from a store, since the last call."""
         tier = self.stores[idx]
         if tier is not None:
-            return tier.take_left()
+            left = tier.take_left()
+            if idx in self.inherited:
+                self._lose_hope(self.settings[idx].name, left)
+            return left
         return list(dict.fromkeys(self.retracted.pop(idx, ())))
+
+    def _lose_hope(self, store: str, keys: Sequence[BlockKey]) -> None:
+        """Note that frames of an earlier life which were taken over are gone."""
+        for key in keys:
+            if self.presence.of(store, key) is Belief.PRESENT:
+                self.presence.missed(store, key)
 
     def reset(self) -> None:
         """Serve nothing that is there now."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict
+from collections.abc import Container
 from enum import Enum
 from typing import Final
 
@@ -12,6 +14,7 @@ from kvtiers.model.messages import Presence
 
 _REMEMBERED: Final = 1 << 20
 ABSENT_SECONDS: Final = 2.0  # another engine may have computed the block meanwhile
+_FOR_GOOD: Final = sys.float_info.max
 
 
 class Belief(Enum):
@@ -26,10 +29,15 @@ class PresenceTable:
     """Beliefs per store and key, bounded; the oldest answers are forgotten first.
 
     Time goes on by `tick` only: between two calls nothing changes by itself.
+
+    Args:
+        private: stores that nobody else writes to: what was not to be had there does not come
+            back, though an inventory of the start says on that it is there.
     """
 
-    def __init__(self, capacity: int = _REMEMBERED) -> None:
+    def __init__(self, capacity: int = _REMEMBERED, private: Container[str] = ()) -> None:
         self._capacity = capacity
+        self._private = private
         # Until when a key is believed to be absent; infinity for one that is present.
         self._beliefs: OrderedDict[tuple[str, BlockKey], float] = OrderedDict()
         self._now = -math.inf
@@ -54,10 +62,7 @@ class PresenceTable:
         """
         keys = list(unpack_keys(answer.keys))
         for key, present in zip(keys, answer.present.tolist(), strict=True):
-            if present:
-                self._believe(answer.store, key, math.inf)
-            else:
-                self.missed(answer.store, key)
+            self._believe(answer.store, key, math.inf if present else self._soon())
 
     def wrote(self, store: str, key: BlockKey) -> None:
         """Note a successful write of our own."""
@@ -65,13 +70,15 @@ class PresenceTable:
 
     def missed(self, store: str, key: BlockKey) -> None:
         """Note that a key is not there, or not to be had: the hint must not be given again."""
-        now = 0.0 if self._now == -math.inf else self._now
-        self._believe(store, key, now + ABSENT_SECONDS)
+        self._believe(store, key, _FOR_GOOD if store in self._private else self._soon())
 
     def reset(self) -> None:
         """Forget everything."""
         self._beliefs.clear()
         self.version += 1
+
+    def _soon(self) -> float:
+        return ABSENT_SECONDS + (0.0 if self._now == -math.inf else self._now)
 
     def _believe(self, store: str, key: BlockKey, until: float) -> None:
         self._beliefs[store, key] = until
