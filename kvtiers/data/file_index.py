@@ -14,6 +14,7 @@ from typing import Any, Final
 import lmdb
 
 from kvtiers.data.index_check import index_problem
+from kvtiers.data.lmdb_files import sync_folder
 from kvtiers.model.errors import StoreError
 from kvtiers.model.keys import STORE_KEY_NBYTES, StoreKey
 
@@ -146,9 +147,9 @@ class FileIndex:
             self._put(txn, changes)
         self._env.close()
         (draft / "data.mdb").replace(self.path / "data.mdb")
+        sync_folder(self.path)  # the old one must not come back: its slots are written anew
         shutil.rmtree(draft)
         self._open()
-        os.fsync(self._fd)
         self._open_databases(self._env)
         self._size = os.fstat(self._fd).st_size
 
