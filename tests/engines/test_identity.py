@@ -88,6 +88,12 @@ def test_instructions_of_the_cpu_change_the_fingerprint(feature, monkeypatch):
     assert digest() != before
 
 
+def test_release_of_vllm_changes_the_fingerprint(monkeypatch):
+    before = digest()
+    monkeypatch.setattr("kvtiers.engines.vllm.identity.vllm_version", lambda: "0.99")
+    assert digest() != before
+
+
 def test_attention_backend_changes_the_fingerprint():
     def with_backend(name):
         config = vllm_config()

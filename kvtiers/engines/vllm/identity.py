@@ -16,7 +16,7 @@ from huggingface_hub import snapshot_download
 from kvtiers.connector.shape import EngineShape
 from kvtiers.cost.shapes import shape_from_hf_config
 from kvtiers.engines.vllm.layout import window_of
-from kvtiers.engines.vllm.support import check_groups
+from kvtiers.engines.vllm.support import check_groups, vllm_version
 from kvtiers.model.errors import UnsupportedEngineError
 from kvtiers.model.fingerprint import Fingerprint, Scalar
 from kvtiers.model.frame import VERSION
@@ -39,6 +39,7 @@ def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
     facts: dict[str, Scalar] = {
         "frame": VERSION,
         "engine": "vllm",
+        "engine_version": vllm_version(),  # whose kernels decide how a page is packed
         "model": str(model.model),
         "revision": str(model.revision),
         "weights": weights_digest(weights_folder(model)),
