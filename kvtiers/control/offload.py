@@ -107,6 +107,8 @@ class OffloadDesk:
         for row in job.rows:
             if row.entry is not None:
                 self._dram.unpin(row.entry)
+            if row.false:
+                self._places.no_longer_false(row.key)
         if job.kind is TransferKind.DEMOTE:
             self._demoting.difference_update(row.key for row in job.rows)
             self._drain_to_low_watermark(job)
@@ -163,7 +165,8 @@ class OffloadDesk:
         tier, admission = self._stores[idx], self._admissions[idx]
         # What an earlier life has left is put again: that writes nothing, and makes it ours.
         shared = tier is None and self._places.belief(idx, row.key) is Belief.PRESENT
-        if shared or (tier is not None and tier.get(row.key) is not None):
+        held = shared or (tier is not None and tier.get(row.key) is not None)
+        if held or row.key in self._places.false:
             return
         if not self._gates.most_writes(idx):
             self._counters.add("kvtiers_offloads_dropped_total", (f"off_{store.name}",))

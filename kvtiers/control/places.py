@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ class Places:
         gates: which stores are in use.
         inherited: indexes of private stores with frames of an earlier life; emptied by a reset.
         retracted: by index of a shared store, keys that ranks are still to be told to drop.
+        false: keys of which running jobs may write false frames, and how many: not believed, nor
+            written, until those are over, since a store takes a frame that is there for another.
     """
 
     dram: Tier
@@ -31,10 +34,13 @@ class Places:
     gates: Gates
     inherited: set[int] = field(default_factory=set)
     retracted: dict[int, list[BlockKey]] = field(default_factory=dict)
+    false: Counter[BlockKey] = field(default_factory=Counter)
 
     def belief(self, idx: int, key: BlockKey) -> Belief:
         """Return what is known of a block in a store: by control's own books, else by hearsay."""
         tier = self.stores[idx]
+        if key in self.false:
+            return Belief.ABSENT
         if tier is not None:
             entry = tier.get(key)
             if entry is not None:
@@ -85,6 +91,12 @@ class Places:
             tier.leave(key)
         else:
             tier.doom(entry)
+
+    def no_longer_false(self, key: BlockKey) -> None:
+        """Note that one job which wrote a false frame is over."""
+        self.false[key] -= 1
+        if self.false[key] <= 0:
+            del self.false[key]
 
     def take_left(self, idx: int) -> list[BlockKey]:
         """Return the keys that ranks must drop from a store, since the last call."""

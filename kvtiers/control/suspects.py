@@ -40,7 +40,9 @@ class Suspects:
         keys = {row.key for row in rows}
         for job in self._jobs:  # those on their way from DRAM to a store are false, too
             if job.kind in (TransferKind.OFFLOAD, TransferKind.DEMOTE):
-                rows += [row for row in job.rows if row.key in keys]
+                running = [row for row in job.rows if row.key in keys and not row.false]
+                self._places.false.update(row.key for row in running)
+                rows += running
         for row in rows:
             row.false = True
             if row.entry is not None:
@@ -53,6 +55,7 @@ class Suspects:
         for idx, tier in enumerate(self._places.stores):
             written = idx in row.store_entries
             if tier is None:
-                written = written or self._places.belief(idx, row.key) is Belief.PRESENT
+                name = self._places.settings[idx].name
+                written = written or self._places.presence.of(name, row.key) is Belief.PRESENT
             if written or (tier is not None and tier.get(row.key) is not None):
                 self._places.retract(idx, row.key)

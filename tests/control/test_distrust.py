@@ -108,3 +108,25 @@ def test_what_left_for_a_store_already_is_taken_back_there(store):
     scene.settle()
     assert scene.hits(B[:3]) in (0, None)
     assert not scene.ranks[0].stores[store.name].frames
+
+
+@pytest.mark.parametrize("store", [DISK, SHARED], ids=["disk", "shared"])
+def test_a_block_is_not_taken_for_written_while_its_false_frame_may_be(store):
+    """A put of a key that is there is OK: the true block would answer for the false frame."""
+    scene = Scene(dram(8, store))
+    scene.offload(B[:1], settle=False)
+    (false,) = scene.step().after
+    scene.answer(false.job_id)
+    scene.controller.distrust()
+    scene.step()
+    scene.offload(B[:1], settle=False)  # computed again
+    (true,) = scene.step().after
+    scene.answer(true.job_id)
+    assert true.job_id not in [job.job_id for job in scene.controller.jobs]  # DRAM is all it wants
+    scene.answer(false.job_id)
+    scene.settle()
+    assert not scene.ranks[0].stores[store.name].frames
+    scene.controller.dram.reset()
+    assert scene.hits(B[:1], request="b") in (0, None)
+    scene.offload(B[:1])
+    assert len(scene.ranks[0].stores[store.name].frames) == 1
