@@ -211,6 +211,12 @@ def test_regret_is_against_the_best_alternative(log):
     assert found.regret_share == pytest.approx(2.0 / (0.5 + 2.0 + 0.5))
 
 
+def test_regret_is_bounded_by_the_first_token(log):
+    """A load within the step is measured with the step: 0.5 + 2.6 s, but it took 2.2 s."""
+    outcome = {"num_loaded_blocks": 4, "measured_seconds": 3.0, "ttft_seconds": 2.2}
+    assert explanation(logged(outcome=outcome)).regret_seconds == pytest.approx(0.2)
+
+
 def test_a_load_that_failed_teaches_nothing_of_predictions(log):
     file = log()
     failed = {"num_loaded_blocks": 1, "num_failed_blocks": 3, "measured_seconds": 9.0}
