@@ -90,6 +90,7 @@ class Controller:
         self._lookups: dict[str, list[BlockKey]] = {}
         self._asking: set[tuple[str, BlockKey]] = set()
         self._before: list[Transfer] = []
+        self._late: list[Transfer | None] = []  # of epochs that a reset has ended
         self._fenced: set[JobId] = set()
         self._step = 0
         self._departures = Departures(places, counters)
@@ -286,6 +287,7 @@ class Controller:
     def reset(self) -> None:
         """Start a new epoch: nothing that was stored before is served again."""
         self.hold_before()  # a job's blocks are of one epoch
+        self._late.append(self._offloads.late_writes())
         self.epoch += 1
         self._places.reset()
         self._lookups.clear()
@@ -308,8 +310,9 @@ class Controller:
         promotes = self._prefetch(now)
         reloads = self._reloads.orders(now, sync_jobs)
         before = [*self._before, *probes, *promotes, *reloads]
-        if demote is not None:
-            before.append(demote)
+        late = [*self._late, self._offloads.late_writes(), demote]
+        self._late = []
+        before += [transfer for transfer in late if transfer is not None]
         self._step += 1
         orders = StepOrders(
             step=self._step,

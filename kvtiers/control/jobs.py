@@ -49,6 +49,7 @@ class Job:
         deadline_seconds: after `started`, when what has not come is given up.
         predicted_seconds: that a RELOAD was planned to take.
         probes: whether it is to show that a store answers again.
+        keeps: DEMOTE: whether the blocks stay in DRAM.
         merged: hop to the worst outcome of each row so far, over the ranks that answered.
     """
 
@@ -63,6 +64,7 @@ class Job:
     deadline_seconds: float = math.inf
     predicted_seconds: float = 0.0
     probes: bool = False
+    keeps: bool = False
     merged: dict[str, UInt8s] = field(default_factory=dict)
     answered: dict[str, set[Rank]] = field(default_factory=dict)
     finished: set[Rank] = field(default_factory=set)

@@ -9,8 +9,8 @@ import numpy as np
 from kvtiers.control.admission import Admission, make_admission
 from kvtiers.control.fences import Fences
 from kvtiers.control.jobs import Job, JobTable, Row
+from kvtiers.control.late_writes import LateWrites
 from kvtiers.control.places import Places
-from kvtiers.control.presence import Belief
 from kvtiers.control.reuse import ReuseChances
 from kvtiers.control.settings import ControlSettings, StoreSettings
 from kvtiers.control.tier import Entry, Residence
@@ -61,6 +61,7 @@ class OffloadDesk:
         self._now = 0.0
         self._open: Job | None = None
         self._demoting: set[BlockKey] = set()
+        self._late = LateWrites(settings, places, jobs, self._route)
         self._through = [(i, s) for i, s in enumerate(settings.stores) if s.write == "through"]
 
     # -- offload ----------------------------------------------------------------------
@@ -87,7 +88,9 @@ class OffloadDesk:
                 to can never be hit. None where no such block is needed.
         """
         dram = self._dram
-        if dram.get(key) is not None:
+        held = dram.get(key)
+        if held is not None:
+            self._late.used(held, epoch)
             return True
         if parent is not None and dram.get(parent) is None and not self._places.held_below(parent):
             return False
@@ -140,9 +143,14 @@ class OffloadDesk:
         for row in job.rows:
             if row.entry is not None:
                 self._dram.unpin(row.entry)
-        if job.kind is TransferKind.DEMOTE:
+        if job.kind is TransferKind.DEMOTE and not job.keeps:
             self._demoting.difference_update(row.key for row in job.rows)
             self._drain_to_low_watermark(job)
+
+    def late_writes(self) -> Transfer | None:
+        """Return the order to write what stores lack of the blocks in use, None for nothing."""
+        job = self._late.take()
+        return None if job is None else self._order(job)
 
     # -- demote -----------------------------------------------------------------------
 
@@ -195,7 +203,7 @@ class OffloadDesk:
         """Set room aside in a store for a row, where it is worth a write."""
         tier, admission = self._stores[idx], self._admissions[idx]
         # What an earlier life has left is put again: that writes nothing, and makes it ours.
-        shared = tier is None and self._places.belief(idx, row.key) is Belief.PRESENT
+        shared = tier is None and self._presence.fresh(store.name, row.key)
         if shared or (tier is not None and tier.get(row.key) is not None):
             return
         if not self._gates.most_writes(idx):

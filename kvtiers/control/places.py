@@ -48,6 +48,13 @@ class Places:
         """Whether a store has a block, all of it, as far as is known."""
         return any(self.belief(idx, key) is Belief.PRESENT for idx in range(len(self.stores)))
 
+    def lacks(self, idx: int, key: BlockKey) -> bool:
+        """Whether a store in use has no such block, or has not heard of it for long."""
+        tier = self.stores[idx]
+        if not self.gates.most_writes(idx) or (tier is not None and tier.get(key) is not None):
+            return False
+        return tier is not None or not self.presence.fresh(self.settings[idx].name, key)
+
     def held_below(self, key: BlockKey) -> bool:
         """Whether a block is in a store, or on its way there."""
         return self.stored(key) or any(tier and tier.get(key) for tier in self.stores)

@@ -19,7 +19,9 @@ from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.keys import BlockKey, Rank
 from kvtiers.model.messages import Link, Transfer
 from kvtiers.model.outcome import Outcome
-from kvtiers.observe.metrics import Counters
+from kvtiers.observe.metrics import BLOCKS_FAILED, BLOCKS_RELOADED, Counters
+from kvtiers.testing import control_machine
+from kvtiers.testing.control_machine import random_walk
 from kvtiers.testing.sim_rank import SimRank, SimStore
 
 from .scenes import chain
@@ -228,6 +230,15 @@ class TestStall:
         keys = chain("b", 128)
         order = engine.load("b", keys, engine.plan("b", keys).num_blocks)
         assert order.deadline < 0.3
+
+
+@pytest.mark.parametrize("name", ["write_through", "shared_store", "two_groups"])
+def test_long_walk_of_an_engine_that_decides_for_itself(name):
+    """Links stall, are avoided and tried again, and nothing is leaked."""
+    engine = random_walk(getattr(control_machine, name), 2, 1, 4000, CostMode.AUTO)
+    counters = engine.controller.counters
+    assert counters.value(BLOCKS_RELOADED, ("dram",)) > 20
+    assert counters.value(BLOCKS_FAILED, ("timed_out",)) > 10
 
 
 class TestPreemption:
