@@ -316,4 +316,5 @@ def _unknown(log: DecisionFile, request_id: str, others: tuple[str, ...]) -> str
     near = [other for other in others if request_id and request_id in other][-3:]
     near = near or get_close_matches(request_id, others, n=3, cutoff=0.5) or list(others[-3:])
     names = ", ".join(repr(name) for name in near)
-    return f"{log.path}: no decision of request {request_id!r}; there are {names}, among others"
+    more = ", among others" if len(others) > len(near) else ""
+    return f"{log.path}: no decision of request {request_id!r}; there are {names}{more}"

@@ -88,8 +88,8 @@ def test_a_reason_of_another_version_is_named_as_it_is():
 
 
 def test_times_are_short():
-    shown = [milliseconds(seconds) for seconds in (1.5, 0.0234, 0.00123, None)]
-    assert shown == ["1,500 ms", "23.4 ms", "1.23 ms", "an unknown time"]
+    shown = [milliseconds(seconds) for seconds in (1.5, 0.0234, 0.00123, 0, None)]
+    assert shown == ["1,500 ms", "23.4 ms", "1.23 ms", "0 ms", "an unknown time"]
 
 
 # One request
@@ -105,6 +105,7 @@ def test_a_request_is_explained_with_its_errors_and_regret(log):
     rows = {row[0]: row[1:] for row in alternative_rows(found)}
     assert rows["of the chosen one, the load"] == ("400 ms", "3,000 ms", "-87%")
     assert rows["compute everything"] == ("2,000 ms", "", "")
+    assert "what auto chooses" not in rows  # the mode is auto
     assert dict(fact_rows(found))["found in nvme"] == "1 blocks (16 tokens)"
 
 
@@ -123,6 +124,11 @@ def test_an_unknown_request_names_near_ones(log):
     file.path.write_text("")
     with pytest.raises(ConfigError, match="holds no decision"):
         explain(file, "x")
+
+
+def test_a_request_in_shadow_shows_what_auto_chooses():
+    rows = {row[0] for row in alternative_rows(explanation(logged(mode="shadow")))}
+    assert "what auto chooses" in rows
 
 
 def test_what_other_versions_write_is_shown_and_not_needed():
