@@ -76,15 +76,24 @@ def test_without_a_file_nothing_is_known():
 
 def test_another_machines_file_is_passed_over_with_a_warning(write, caplog):
     path = write(calibration(machine=HERE))
-    assert measured_seeds(config(path), HERE)["nvme>dram"] == LinkSeed(3e-4, 2e-5, 0.5e9)
+    assert measured_seeds(config(path), machine=HERE)["nvme>dram"] == LinkSeed(3e-4, 2e-5, 0.5e9)
     fewer_cores = HERE.model_copy(update={"num_cores": 2})
-    assert measured_seeds(config(path), fewer_cores)
+    assert measured_seeds(config(path), machine=fewer_cores)
     assert not caplog.records
     for other in (MachineFacts(cpu="Xeon"), HERE.model_copy(update={"gpus": ("A100",)})):
         caplog.clear()
-        assert measured_seeds(config(path), other) == {}
+        assert measured_seeds(config(path), machine=other) == {}
         assert "run `kvtiers probe` again" in caplog.text
         assert "EPYC 7, H100" in caplog.text
+
+
+def test_the_way_to_hbm_is_that_of_the_engines_device(write, caplog):
+    path = write()
+    assert "dram>hbm" in measured_seeds(config(path), "cpu")
+    assert not caplog.records
+    on_gpu = measured_seeds(config(path), "cuda")
+    assert set(on_gpu) == {"nvme>dram", "dram>nvme"}
+    assert "for an engine on cpu, not cuda" in caplog.text
 
 
 @pytest.mark.parametrize(
