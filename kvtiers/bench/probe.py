@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvtiers import __version__
+from kvtiers.bench.others import Others
 from kvtiers.bench.probe_copies import (
     HBM_LINKS,
     HOST_LINKS,
@@ -31,9 +32,11 @@ from kvtiers.cost.links import (
     write_link,
 )
 from kvtiers.model.config import Config
-from kvtiers.model.errors import ConfigError, PlacedError
+from kvtiers.model.errors import ConfigError, KVTiersError
 
 _COPY_SHARE: Final = 0.2  # of the time, for all copies; they take little each
+
+_QUIET_SHARE: Final = 0.05  # of all CPU time, that others may use without being mentioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ def run_probe(plan: ProbePlan, on_shape: Callable[[str, Shape], None]) -> ProbeR
     Raises:
         ConfigError: a device was asked for that is not there.
     """
+    others = Others()
     device, note = _device(plan)
     missing: list[str] = []
     tiers: dict[str, TierFacts] = {}
@@ -80,13 +84,14 @@ def run_probe(plan: ProbePlan, on_shape: Callable[[str, Shape], None]) -> ProbeR
             with tier_probe(tier, plan) as probe:
                 tiers[tier.name] = probe.facts
                 found.extend(measure_tier(probe, plan, pace, on_shape))
-        except PlacedError as error:
+        except (KVTiersError, OSError) as error:
             missing.append(f"{tier.name}: {error}")
             tiers.pop(tier.name, None)
             continue
         if pace.exhausted:
             note = (*note, f"{tier.name}: too slow for all shapes in {share:.0f} s; some are left")
         cells += found
+    note = (*note, *_disturbance(others.share()))
     calibration = Calibration(
         date=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         kvtiers=__version__,
@@ -120,6 +125,15 @@ def _device(plan: ProbePlan) -> tuple[str, tuple[str, ...]]:
     if plan.device == "cuda":
         raise ConfigError(f"no GPU to measure: {why}; give --device cpu, or auto")
     return "cpu", (f"No GPU was measured ({why}): the way to HBM is that of an engine on the CPU.",)
+
+
+def _disturbance(share: float | None) -> tuple[str, ...]:
+    if share is None or share <= _QUIET_SHARE:
+        return ()
+    return (
+        f"Disturbed: other programs used {share:.0%} of all CPU time meanwhile. Measure again when "
+        "the machine is idle.",
+    )
 
 
 def _why_no_gpu() -> str:

@@ -11,12 +11,13 @@ from kvtiers.model.config import Config
 from kvtiers.model.errors import ConfigError
 from kvtiers.model.frame import FrameFormat
 from kvtiers.model.layout import GroupLayout, KVLayout, Page, Run
+from kvtiers.model.units import format_size
 
 KIB, MIB = 2**10, 2**20
 SIZES: Final = (128 * KIB, 512 * KIB, 2 * MIB)  # a block of a rank: 16 tokens of 8B have 2 MiB
 DEPTHS: Final = (1, 4, 16, 64)  # the executor keeps up to 64 frames of a store under way
 BATCHES_ON_DISK: Final = 4  # what is deleted leaves a file store's room only behind
-CACHE_NBYTES: Final = 256 * MIB  # more than a processor's caches hold: blocks of a server are cold
+MIN_SCRATCH_NBYTES: Final = 16 * MIB  # four blocks of the largest size, or an LMDB file's least
 _LEAST_PAGE_NBYTES: Final = 64
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -46,6 +47,7 @@ class ProbePlan:
         scratch_nbytes: that a tier may take at most, on disk or in memory.
         device: the engine's; "auto": a GPU where torch sees one.
         max_repeats: jobs of a shape and direction at most.
+        cache_nbytes: more than the processor's caches hold: blocks of a server are cold.
     """
 
     config: Config
@@ -56,18 +58,19 @@ class ProbePlan:
     scratch_nbytes: int = 640 * MIB
     device: DeviceChoice = "auto"
     max_repeats: int = 9
+    cache_nbytes: int = 256 * MIB
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
             raise ConfigError(f"{self.seconds} seconds measure nothing; give 10 or more")
+        if self.scratch_nbytes < MIN_SCRATCH_NBYTES:
+            raise ConfigError(
+                f"{self.scratch_nbytes} bytes of scratch hold too few blocks; give "
+                f"{format_size(MIN_SCRATCH_NBYTES)} or more"
+            )
         for size in self.sizes:
             if size < self.num_layers * _LEAST_PAGE_NBYTES:
                 raise ConfigError(f"a block of {size} bytes has no {self.num_layers} layers")
-            if not self.depths_of(size):
-                raise ConfigError(
-                    f"{self.scratch_nbytes} bytes of scratch do not hold {BATCHES_ON_DISK} blocks "
-                    f"of {size} bytes; give at least {2 * BATCHES_ON_DISK * size}"
-                )
 
     def depths_of(self, block_nbytes: int) -> tuple[int, ...]:
         """Return the depths at which batches of a block size stay in the bound."""
@@ -92,7 +95,7 @@ class ProbePlan:
     def num_slots(self, block_nbytes: int) -> int:
         """Return how many slots to choose from, so that few of them are in a cache."""
         deepest = max(self.depths_of(block_nbytes))
-        return max(2 * deepest, CACHE_NBYTES // self.format_of(block_nbytes).slot_nbytes)
+        return max(2 * deepest, self.cache_nbytes // self.format_of(block_nbytes).slot_nbytes)
 
     def format_of(self, block_nbytes: int) -> FrameFormat:
         """Return the frame of a block: a page a layer, in whole cache lines."""

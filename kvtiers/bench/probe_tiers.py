@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from kvtiers.bench.probe_pace import Pace
-from kvtiers.bench.probe_plan import CACHE_NBYTES, ProbePlan, Shape
-from kvtiers.bench.scratch import drop_page_cache, scratch_beside
+from kvtiers.bench.probe_plan import MIB, ProbePlan, Shape
+from kvtiers.bench.scratch import drop_page_cache, empty, scratch_beside
 from kvtiers.connector.calibrated import tier_facts
 from kvtiers.cost.calibration import Cell, TierFacts
 from kvtiers.cost.links import read_link, write_link
@@ -43,15 +43,15 @@ class TierProbe:
         folders: scratch, one for each of the tier's paths; none for a memory tier.
     """
 
-    def __init__(self, tier: StoreTier, folders: Sequence[Path], capacity_nbytes: int) -> None:
+    def __init__(self, tier: StoreTier, folders: Sequence[Path], plan: ProbePlan) -> None:
         self.tier = tier
         self._folders = tuple(folders)
-        self._capacity_nbytes = capacity_nbytes
+        self._capacity_nbytes = plan.scratch_nbytes
         self._slab: Slab | None = None
         self._store: BlockStore | None = None
         self._direct = False
         self._random = np.random.default_rng(0)
-        self._flushed = np.zeros(0 if folders else CACHE_NBYTES, np.uint8)
+        self._flushed = np.zeros(0 if folders else plan.cache_nbytes, np.uint8)
 
     @property
     def facts(self) -> TierFacts:
@@ -69,10 +69,12 @@ class TierProbe:
         self._open_store()
 
     def close(self) -> None:
-        """Close what is open; idempotent."""
+        """Close what is open, and remove its files; idempotent."""
         store, self._store = self._store, None
         if store is not None:
             store.close()
+        for folder in self._folders:
+            empty(folder)  # or the next size would take its room in addition
         slab, self._slab = self._slab, None
         if slab is not None:
             slab.close()
@@ -169,7 +171,8 @@ class TierProbe:
             self._direct = all(path.direct for path in store.paths)
         else:
             path = self._folders[0] / "lmdb"
-            self._store = LMDBStore(slab, LMDBStoreSettings(path, nbytes))
+            live_nbytes = (nbytes - 9 * MIB) * 4 // 5  # its files take up to so much more
+            self._store = LMDBStore(slab, LMDBStoreSettings(path, live_nbytes))
 
 
 @contextlib.contextmanager
@@ -184,15 +187,13 @@ def tier_probe(tier: StoreTier, plan: ProbePlan) -> Iterator[TierProbe]:
         paths = tier.paths
     elif isinstance(tier, LmdbTier):
         paths = (tier.path,)
-    # The file of an LMDB store is a quarter larger than what it holds.
-    on_disk = plan.scratch_nbytes * 5 // 4 if isinstance(tier, LmdbTier) else plan.scratch_nbytes
     with contextlib.ExitStack() as stack:
         folders = []
         for path in paths:
-            check_room(path, on_disk // len(paths), 0, "the scratch of a measurement")
+            check_room(path, plan.scratch_nbytes // len(paths), 0, "a measurement")
             inside = isinstance(tier, NvmeTier)  # its own folders lie below, one an engine
             folders.append(stack.enter_context(scratch_beside(path, inside_mount=inside)))
-        probe = TierProbe(tier, folders, plan.scratch_nbytes)
+        probe = TierProbe(tier, folders, plan)
         stack.callback(probe.close)
         yield probe
 

@@ -77,6 +77,13 @@ def _sweep(anchor: Path) -> None:
             os.close(lock)
 
 
+def empty(folder: Path) -> None:
+    """Remove what a store has made in a scratch folder."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def drop_page_cache(folder: Path) -> None:
     """Let the kernel forget what it keeps of the files in a folder; nobody must map them.
 

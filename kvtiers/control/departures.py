@@ -20,17 +20,19 @@ class Departures:
         self._num_evicted: dict[str, int] = {}
 
     def forgets(self) -> list[Forget]:
-        """Return the keys that private stores must drop; DRAM needs no telling."""
+        """Return the keys that stores must drop; DRAM needs no telling."""
         self._count_evicted(self._places.dram)
         self._places.dram.take_left()
         forgets = []
-        for tier in self._places.stores:
-            if tier is not None:
+        for idx, tier in enumerate(self._places.stores):
+            if tier is None:
+                left = self._places.withdrawn.pop(idx, [])
+            else:
                 self._count_evicted(tier)
                 left = tier.take_left()
-                if left:
-                    forgets.append(Forget.of(tier.name, left))
-                    self._unback(left)
+            if left:
+                forgets.append(Forget.of(self._places.settings[idx].name, left))
+                self._unback(left)
         return forgets
 
     def _unback(self, keys: Iterable[BlockKey]) -> None:

@@ -21,6 +21,7 @@ class Places:
             contents are known through `presence` only.
         gates: which stores are in use.
         inherited: indexes of private stores with frames of an earlier life; emptied by a reset.
+        withdrawn: by index of a shared store the keys that it must drop, for all engines.
     """
 
     dram: Tier
@@ -29,6 +30,7 @@ class Places:
     settings: Sequence[StoreSettings]
     gates: Gates
     inherited: set[int] = field(default_factory=set)
+    withdrawn: dict[int, list[BlockKey]] = field(default_factory=dict)
 
     def belief(self, idx: int, key: BlockKey) -> Belief:
         """Return what is known of a block in a store: by control's own books, else by hearsay."""
@@ -71,9 +73,23 @@ class Places:
         if tier is not None and tier.get(key) is None:
             tier.leave(key)
 
+    def withdraw(self, idx: int, key: BlockKey) -> None:
+        """Have every rank drop a frame that is false, whoever's books it is in by now.
+
+        What was written under a key is never written again, so that it must go before the key is
+        put anew; to drop a true frame costs a miss.
+        """
+        tier = self.stores[idx]
+        if tier is not None:
+            tier.leave(key)
+            return
+        self.presence.missed(self.settings[idx].name, key)
+        self.withdrawn.setdefault(idx, []).append(key)
+
     def reset(self) -> None:
         """Serve nothing that is there now."""
         self.inherited.clear()
+        self.withdrawn.clear()
         self.dram.reset()
         for tier in self.stores:
             if tier is not None:

@@ -41,7 +41,9 @@ class Suspects:
                     self._places.dram.doom(row.entry)
                 for idx, stored in row.store_entries.items():
                     tier = self._places.stores[idx]
-                    if tier is not None and stored is not None:
+                    if tier is None:  # what is still on its way there is withdrawn as it arrives
+                        self._places.withdraw(idx, row.key)
+                    elif stored is not None:
                         tier.doom(stored)
         self._rows_of.clear()
         self._recent.clear()

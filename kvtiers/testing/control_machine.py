@@ -40,6 +40,12 @@ write_back = ControlSettings(
     max_window=1,
     prefetch_share=0.5,
 )
+budgeted = ControlSettings(
+    6,
+    BLOCK_SIZE,
+    100,
+    stores=(StoreSettings("disk", 9, admit="cost", write_budget_nbytes=48_000, frame_nbytes=100),),
+)
 shared_store = ControlSettings(
     5, BLOCK_SIZE, 100, stores=(StoreSettings(SHARED, None),), prefetch_share=0.5
 )

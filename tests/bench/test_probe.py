@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtiers.bench.others import Others
 from kvtiers.bench.probe import num_shapes, run_probe
 from kvtiers.bench.probe_copies import HBM_LINKS, TorchSide, measure_copies
 from kvtiers.bench.probe_even import EvenPlan, break_even
 from kvtiers.bench.probe_pace import Pace
-from kvtiers.bench.probe_plan import KIB, MIB, ProbePlan, Shape
+from kvtiers.bench.probe_plan import DEPTHS, KIB, MIB, SIZES, ProbePlan, Shape
 from kvtiers.bench.probe_tiers import TierProbe, measure_tier
 from kvtiers.bench.scratch import PREFIX, scratch_beside
 from kvtiers.model.config import parse_mapping
@@ -39,8 +40,8 @@ def all_tiers(folder: Path):
 
 def plan(found, **changes):
     small = {"sizes": (64 * KIB, 128 * KIB), "depths": (1, 4, 16), "num_layers": 4}
-    bounds = {"seconds": 0.5, "scratch_nbytes": 16 * MIB, "device": "cpu", "max_repeats": 3}
-    return ProbePlan(found, **{**small, **bounds, **changes})
+    bounds = {"scratch_nbytes": 16 * MIB, "max_repeats": 2, "cache_nbytes": 8 * MIB}
+    return ProbePlan(found, **{**small, **bounds, "device": "cpu", **changes})
 
 
 @pytest.fixture
@@ -65,6 +66,21 @@ def test_every_link_is_measured_and_fitted_and_nothing_is_left(folder):
     assert found.tiers["nvme"].filesystem
     assert not result.missing
     assert sorted(path.name for path in folder.rglob("*")) == ["a", "b"]
+
+
+def test_scratch_takes_no_more_than_it_may(folder):
+    most = {}
+
+    def on_shape(name, _shape):
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        used = sum(file.stat().st_blocks * 512 for file in files)
+        most[name] = max(used, most.get(name, 0))
+
+    the_plan = plan(all_tiers(folder))
+    run_probe(the_plan, on_shape)
+    assert most["dram>hbm"] == most["memory"] == 0
+    for tier in ("nvme", "lmdb"):
+        assert 0 < most[tier] <= the_plan.scratch_nbytes
 
 
 def test_the_store_itself_is_not_touched(folder):
@@ -151,7 +167,7 @@ def test_a_mount_point_is_measured_inside_or_not_at_all():
 def test_bytes_that_come_back_as_others_are_an_error(folder, monkeypatch):
     tiers = config({"kind": "memory", "capacity": "1MiB"})
     the_plan = plan(tiers)
-    probe = TierProbe(tiers.stores[0], (), the_plan.scratch_nbytes)
+    probe = TierProbe(tiers.stores[0], (), the_plan)
     monkeypatch.setattr(
         "kvtiers.data.memory_store.MemoryStore._get",
         lambda self, frame: Outcome.OK,
@@ -179,13 +195,39 @@ def test_a_gpu_that_is_not_there_is_said(monkeypatch):
     assert result.calibration.device == "cpu"
 
 
+def test_others_that_use_the_machine_are_told_from_the_probe(tmp_path):
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def stat(busy_seconds: float, idle_seconds: float) -> None:
+        busy, idle = int(busy_seconds * ticks), int(idle_seconds * ticks)
+        (tmp_path / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1\n")
+
+    stat(0, 0)
+    others = Others(tmp_path)
+    stat(50, 50)
+    assert others.share() == pytest.approx(0.5, abs=0.05)
+    stat(0, 100)
+    assert others.share() == 0
+    (tmp_path / "stat").unlink()
+    assert others.share() is None
+
+
+def test_a_disturbed_probe_says_so(monkeypatch):
+    for share, said in ((0.3, True), (0.01, False), (None, False)):
+        monkeypatch.setattr(Others, "share", lambda self, found=share: found)
+        notes = run_probe(plan(config()), lambda *_: None).notes
+        assert any("Disturbed: other programs used 30%" in note for note in notes) is said
+
+
 def test_scratch_bounds_the_depths():
-    the_plan = plan(config(), scratch_nbytes=4 * MIB)
-    for size in the_plan.sizes:
-        slot = the_plan.format_of(size).slot_nbytes
-        assert max(the_plan.depths_of(size)) * slot * 4 <= 4 * MIB
-    with pytest.raises(ConfigError, match="scratch"):
-        plan(config(), scratch_nbytes=100 * KIB)
+    for nbytes in (16 * MIB, 640 * MIB):
+        the_plan = plan(config(), scratch_nbytes=nbytes, sizes=SIZES, depths=DEPTHS)
+        for size in the_plan.sizes:
+            slot = the_plan.format_of(size).slot_nbytes
+            assert max(the_plan.depths_of(size)) * slot * 4 <= nbytes
+    assert max(the_plan.depths_of(max(SIZES))) == 64
+    with pytest.raises(ConfigError, match="scratch hold too few blocks; give 16MiB or more"):
+        plan(config(), scratch_nbytes=15 * MIB)
     with pytest.raises(ConfigError, match="no 4096 layers"):
         plan(config(), num_layers=4096)
 

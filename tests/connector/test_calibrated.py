@@ -13,6 +13,7 @@ from kvtiers.connector.machine import machine_facts
 from kvtiers.connector.shape import EngineShape
 from kvtiers.cost.calibration import Calibration, Cell, LinkFit, MachineFacts, fit_links
 from kvtiers.cost.links import LinkModel, LinkSeed
+from kvtiers.cost.prefill import PrefillSpeed
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import ConfigError
 
@@ -60,7 +61,7 @@ def write(tmp_path):
 
 
 def test_the_cost_model_of_an_engine_starts_from_the_file(write):
-    shape = EngineShape(16, (None,), 1, None, 8192, 1e12)
+    shape = EngineShape(16, (None,), 1, None, 8192, PrefillSpeed(0.005, 1e12))
     links = cost_model(config(write()), shape).links
     assert links["nvme>dram"].bandwidth_bytes_per_second == pytest.approx(0.5e9)
     assert links["dram>hbm"].latency_seconds == pytest.approx(1e-5)

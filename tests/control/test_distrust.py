@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvtiers.model.keys import unpack_keys
 from kvtiers.model.outcome import Outcome
 
-from .scenes import DISK, Scene, chain, dram, resident
+from .scenes import DISK, SHARED, Scene, chain, dram, resident
 
 B = chain("b", 6)
 
@@ -25,9 +27,28 @@ def test_offloads_of_the_steps_that_the_engine_took_back_are_dropped():
     assert scene.hits(B) == len(B)
 
 
-def test_a_frame_that_one_rank_wrote_in_vain_is_forgotten_before_it_is_written_again():
+@pytest.mark.parametrize("store", [DISK, SHARED], ids=lambda store: store.name)
+@pytest.mark.parametrize("settled", [True, False])
+def test_no_store_keeps_what_the_engine_took_back(store, settled):
+    """A key that is there is not written again: what is false must go before it is put anew."""
+    scene = Scene(dram(8, store))
+    scene.offload(B, settle=settled)
+    if not settled:
+        scene.step()
+    scene.controller.distrust()
+    scene.settle()  # what was under way is written only now
+    scene.settle()
+    assert scene.hits(B) == 0
+    assert not scene.ranks[0].stores[store.name].frames
+    scene.now += 10.0  # and what another engine may have written is asked for again
+    assert scene.offload(B) == len(B)
+    assert len(scene.ranks[0].stores[store.name].frames) == len(B)
+
+
+@pytest.mark.parametrize("store", [DISK, SHARED], ids=lambda store: store.name)
+def test_a_frame_that_one_rank_wrote_in_vain_is_forgotten_before_it_is_written_again(store):
     """Rank 0 wrote what it had computed on garbage, rank 1 refused: the frames must not stay."""
-    scene = Scene(dram(8, DISK), num_ranks=2)
+    scene = Scene(dram(8, store), num_ranks=2)
     scene.offload(B[:3], settle=False)
     (order,) = scene.step().after
     scene.answer(order.job_id, rank=0)

@@ -15,6 +15,7 @@ CONFIGURATIONS = (
     "dram_only",
     "write_through",
     "write_back",
+    "budgeted",
     "shared_store",
     "second_life",
     "two_groups",

@@ -11,13 +11,14 @@ import os
 import pickle
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
 import pytest
 from lmdb_box import MIB, NBYTES, Box, key_of, settings_of
 
-from kvtiers.data import disk_check, lmdb_check
+from kvtiers.data import disk_check, lmdb_check, lmdb_settings
 from kvtiers.data.lmdb_access import LMDBAccess
 from kvtiers.data.lmdb_errors import UnavailableError
 from kvtiers.data.lmdb_files import DATA, SET_ASIDE, inspect_data, read_state, set_aside
@@ -329,11 +330,30 @@ def test_after_a_crash_of_the_machine_a_damaged_file_is_set_aside(
         assert outcomes == [Outcome.MISSING] * 3
 
 
-def test_check_that_takes_too_long_sets_aside(path: Path) -> None:
+def test_check_that_takes_too_long_sets_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_settings, "_SLOW_DISK", 1e12)
     fill(path, 1, clean=False, boot_id="monday")
     box = Box(settings_of(path, boot_id="tuesday", check_seconds=0.01))
     assert box.get(1) == [Outcome.MISSING]
     assert (path / SET_ASIDE).exists()
+    box.close()
+
+
+def test_check_has_the_time_that_a_slow_disk_needs(path: Path) -> None:
+    settings = settings_of(path, check_seconds=60.0)
+    assert settings.patience(2**20) == 60.0
+    assert settings.patience(200 * 2**30) == pytest.approx(2147, rel=0.01)
+    assert replace(settings, hurried=True).patience(200 * 2**30) == 60.0
+
+
+def test_check_in_a_hurry_sets_nothing_aside(path: Path) -> None:
+    """An engine that serves waits for nobody, and loses no store over it."""
+    fill(path, 1, clean=False, boot_id="monday")
+    hurried = settings_of(path, boot_id="tuesday", check_seconds=0.01, hurried=True)
+    with pytest.raises(UnavailableError, match="longer than"):
+        LMDBAccess(hurried).open()
+    box = Box(settings_of(path, boot_id="tuesday"))
+    assert box.get(1) == [Outcome.OK]
     box.close()
 
 

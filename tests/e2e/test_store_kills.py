@@ -60,11 +60,9 @@ def test_engines_killed_at_random_find_what_was_published(
     engines.shutdown()
     source = random.Random()
     slab = tmp_path / "nvme" / RANK / "frames.slab"
-    successor = ChildEngine()
     for life, prompt in enumerate(LIVES):
-        with successor as engine:
+        with ChildEngine() as engine:
             engine.start(options, directory)
-            successor = ChildEngine()  # loads vLLM meanwhile
             if life:
                 answer, reloaded = engine.generate(LIVES[life - 1])
                 assert not differences({"it": expected[LIVES[life - 1]]}, {"it": answer})
@@ -83,7 +81,7 @@ def test_engines_killed_at_random_find_what_was_published(
                 assert_right(expected, engine.rest())
                 engine.work(WORK)
             time.sleep(source.uniform(0.0, 1.5))
-    with successor as engine:
+    with ChildEngine() as engine:
         shutil.rmtree(tmp_path / "nvme")
         engine.start(options, directory)
         for prompt in LIVES:

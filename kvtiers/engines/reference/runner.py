@@ -13,6 +13,7 @@ from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import Reload, Step
 from kvtiers.connector.worker import Loaded, WorkerConnector
+from kvtiers.cost.prefill import PrefillSpeed
 from kvtiers.cost.shapes import model_shape
 from kvtiers.engines.reference.model import Chunk, ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
@@ -28,6 +29,7 @@ from kvtiers.observe.decisions import Decision
 
 # Until steps have been measured: one CPU core with AVX-512, a fast GPU at half its peak.
 _SEED_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
+_SEED_STEP_SECONDS: Final = 0.001  # an order of magnitude, not measured
 _POLL_SECONDS: Final = 0.0005
 
 
@@ -134,7 +136,9 @@ class ReferenceRunner:
             num_ranks=1,
             model=model_shape(self.model.shape.to_hf_config()),
             max_tokens_per_step=settings.max_tokens_per_step,
-            seed_flops_per_second=_SEED_FLOPS.get(device, _SEED_FLOPS["cuda"]),
+            seed_speed=PrefillSpeed(
+                _SEED_STEP_SECONDS, _SEED_FLOPS.get(device, _SEED_FLOPS["cuda"])
+            ),
             loads_in_step=settings.num_groups == 1,
             instance=settings.instance,
         )
