@@ -83,6 +83,7 @@ def run_measured(
         ConfigError: a folder cannot be used, or holds points of another plan.
         BenchError: a measurement went wrong.
     """
+    _check_device(plan.device)
     plan, points = _read_points(plan, output) if resume else (plan, [])
     if plan.balanced and plan.throttle is None and plan.stores:
         progress("finding a throttle", 0)
@@ -146,11 +147,18 @@ def _wanted_splits(plan: MeasuredPlan, points: list[Measured]) -> Splits:
     return Splits(store, lengths, choose)
 
 
+def _check_device(device: str) -> None:
+    import torch  # noqa: PLC0415 - slow to import
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("torch finds no CUDA device; measure with --device cpu")
+
+
 def device_name(device: str) -> str:
     """Return what a torch device is called."""
     import torch  # noqa: PLC0415 - slow to import
 
-    if device.startswith("cuda"):
+    if device == "cuda":
         return str(torch.cuda.get_device_name(device))
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
