@@ -122,7 +122,8 @@ class SchedulerSide:
         num_new = list(output.num_scheduled_tokens.values())
         num_context = [before[request_id] for request_id in output.num_scheduled_tokens]
         pure = not orders.sync_loads and not orders.fences
-        self._running.append(_Running(time.monotonic(), num_new, num_context, pure))
+        if num_new:  # of others vLLM says nothing, unless they brought news
+            self._running.append(_Running(time.monotonic(), num_new, num_context, pure))
         return KVTiersMetadata(orders)
 
     def output(self, output: Any) -> None:
