@@ -11,6 +11,7 @@ import numpy as np
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import Step
+from kvtiers.cost.prefill import PrefillSpeed
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.keys import Rank, block_keys
 from kvtiers.model.messages import DRAM, Completion, Hello, StepOrders, WorkerReport
@@ -35,7 +36,7 @@ def connect(num_slots: int) -> SchedulerConnector:
     """Return a scheduler's side whose one rank has a slab of `num_slots` slots."""
     capacity = f"{num_slots}MiB"
     config = parse_mapping({"tiers": [{"kind": "dram", "capacity": capacity}]})
-    shape = EngineShape(BLOCK_SIZE, (None,), 1, None, 8192, 1e14)
+    shape = EngineShape(BLOCK_SIZE, (None,), 1, None, 8192, PrefillSpeed(0.005, 1e14))
     connector = SchedulerConnector(config, shape)
     connector.connect([Hello(RANK, bytes(32), num_slots, SLOT_NBYTES, (SLOT_NBYTES,), False)])
     return connector

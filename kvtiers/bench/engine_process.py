@@ -40,7 +40,7 @@ class EngineProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_environment(num_threads),
+            env=engine_environment(num_threads),
             text=True,
         )
         self._send(asdict(script))
@@ -107,7 +107,7 @@ class EngineProcess:
         return EngineProcessError(f"vLLM stopped with {code}; it said:\n{''.join(self._last)}")
 
 
-def _environment(num_threads: int) -> dict[str, str]:
+def engine_environment(num_threads: int) -> dict[str, str]:
     """Return our own environment with what makes an engine quiet, and its timing too."""
     return {
         **os.environ,

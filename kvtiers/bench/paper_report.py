@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from kvtiers.bench.page import NO_PICTURES, canvas, milliseconds, png, table, write_files
+from kvtiers.bench.page import page as whole_page
 from kvtiers.bench.paper import PaperResult, TierResult
-from kvtiers.model.errors import ConfigError
-
-NO_PICTURES: Final = "no pictures: matplotlib is not installed; pip install 'kvtiers[bench]'"
-
-_STYLE: Final = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0}
-th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd}
-th:first-child,td:first-child{text-align:left}
-td.source{text-align:left;color:#666;font-size:13px}
-.note{background:#fff6d9;padding:.5rem 1rem;border-left:4px solid #e0b400}
-img{max-width:100%}
-"""
 
 
 def write_report(result: PaperResult, folder: Path, name: str) -> tuple[list[Path], str | None]:
@@ -42,38 +29,18 @@ def write_report(result: PaperResult, folder: Path, name: str) -> tuple[list[Pat
     }
     if picture is not None:
         contents["png"] = picture
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for suffix, content in contents.items():
-            path = folder / f"{name}.{suffix}"
-            path.write_bytes(content)
-            written.append(path)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot write there: {error}") from error
-    return written, None if picture is not None else NO_PICTURES
+    return write_files(contents, folder, name), None if picture is not None else NO_PICTURES
 
 
 def page(result: PaperResult, picture: bytes | None) -> str:
     """Return one HTML page with everything in it, the picture included."""
-    title = html.escape(f"Recompute or reload: {result.title}")
-    parts = [
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
-        f"<style>{_STYLE}</style><h1>{title}</h1>",
-        *(f'<p class="note">{html.escape(note)}</p>' for note in result.notes),
+    sizes = (
         f"<p>{result.num_params / 1e9:.1f} billion weights in {result.plan.dtype}; "
         f"{result.kv_nbytes_per_token:,} bytes of KV a token and rank in {result.plan.kv_dtype}; "
-        f"steps of {result.plan.max_tokens_per_step:,} tokens.</p>",
-        _break_even_table(result),
-    ]
-    if picture is None:
-        parts.append(f'<p class="note">{html.escape(NO_PICTURES)}</p>')
-    else:
-        encoded = base64.b64encode(picture).decode()
-        parts.append(f'<img alt="curves" src="data:image/png;base64,{encoded}">')
-    parts += [_tier_table(tier) for tier in result.tiers]
-    parts += [_assumption_table(result), "</html>\n"]
-    return "\n".join(parts)
+        f"steps of {result.plan.max_tokens_per_step:,} tokens.</p>" + _break_even_table(result)
+    )
+    parts = [sizes, *map(_tier_table, result.tiers), _assumption_table(result)]
+    return whole_page(f"Recompute or reload: {result.title}", result.notes, parts, picture)
 
 
 def _break_even_table(result: PaperResult) -> str:
@@ -82,7 +49,7 @@ def _break_even_table(result: PaperResult) -> str:
         for tier in result.tiers
     ]
     heading = "<h2>From which prefix length a reload is faster</h2>"
-    return heading + _table(("tier", "tokens"), rows)
+    return heading + table(("tier", "tokens"), rows)
 
 
 def _tier_table(tier: TierResult) -> str:
@@ -90,12 +57,12 @@ def _tier_table(tier: TierResult) -> str:
     rows = [
         (
             f"{point.num_tokens:,}",
-            _ms(point.recompute_seconds),
-            _ms(point.reload_seconds),
+            milliseconds(point.recompute_seconds),
+            milliseconds(point.reload_seconds),
             f"{point.gain:.2f}x",
-            _ms(point.chosen_seconds),
+            milliseconds(point.chosen_seconds),
             f"{point.num_chosen_tokens:,}",
-            _ms(point.split_seconds),
+            milliseconds(point.split_seconds),
             f"{point.split_gain:.2f}x",
         )
         for point in tier.points
@@ -106,7 +73,7 @@ def _tier_table(tier: TierResult) -> str:
         "come layer by layer inside the step that computes the rest, and their gain over the "
         "better of recompute and reload.</p>"
     )
-    return f"<h2>{html.escape(tier.title)}</h2>{text}{_table(header, rows)}"
+    return f"<h2>{html.escape(tier.title)}</h2>{text}{table(header, rows)}"
 
 
 def _assumption_table(result: PaperResult) -> str:
@@ -119,31 +86,16 @@ def _assumption_table(result: PaperResult) -> str:
     return f"<h2>What this rests on</h2>{model}<table>{cells}</table>"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    return "<table>" + line("th", header) + "".join(line("td", row) for row in rows) + "</table>"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms"
-
-
 def _picture(result: PaperResult) -> bytes | None:
     """Return a PNG of the curves; None without matplotlib."""
-    try:
-        from matplotlib.figure import Figure as Canvas  # noqa: PLC0415 - an optional package
-    except ImportError:
+    figure = canvas()
+    if figure is None:
         return None
-    canvas = Canvas(figsize=(11, 4.5), layout="constrained")
-    ttft, gains = canvas.subplots(1, 2)
+    ttft, gains = figure.subplots(1, 2)
     _draw_ttft(ttft, result)
     _draw_gains(gains, result)
-    canvas.suptitle(result.title)
-    buffer = io.BytesIO()
-    canvas.savefig(buffer, format="png", dpi=110, metadata={"Software": "kvtiers"})
-    return buffer.getvalue()
+    figure.suptitle(result.title)
+    return png(figure)
 
 
 def _draw_ttft(axes: Any, result: PaperResult) -> None:

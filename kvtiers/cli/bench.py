@@ -1,103 +1,183 @@
-"""``kvtiers bench``: recompute against reload, on paper, for a model and a machine."""
+"""``kvtiers bench``: recompute against reload, measured here, or on paper for other hardware."""
 
 # ruff: noqa: PLC0415 - what a verb needs is imported when it runs
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Any, Final
 
 import typer
 
+from kvtiers.cli.bench_options import (
+    BlockSizeOption,
+    DeviceOption,
+    DtypeOption,
+    FolderOption,
+    HardwareOption,
+    HiddenOption,
+    KvDtypeOption,
+    LayersOption,
+    LengthOption,
+    MaxDiskOption,
+    MaxSecondsOption,
+    ModelOption,
+    OutputOption,
+    RepeatsOption,
+    ResumeOption,
+    StagesOption,
+    StepTokensOption,
+    TensorParallelOption,
+    ThreadsOption,
+    ThrottleOption,
+    TierOption,
+)
 from kvtiers.cli.output import JsonOption, echo_json, input_errors
+from kvtiers.model.errors import ConfigError
 
-if TYPE_CHECKING:
-    from kvtiers.bench.paper import PaperResult
+WENT_WRONG: Final = 1
+"""Exit code when a reload gave another token, did not come whole, or the run is not complete."""
 
 
 def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
-    model: Annotated[
-        str, typer.Option(help="A known model, such as llama-3.1-8b, or a config.json.")
-    ],
-    hardware: Annotated[str, typer.Option(help="A known device, such as h100.")],
-    tier: Annotated[
-        list[str] | None, typer.Option(help="A known medium below DRAM; may be given again.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="Data type of the weights.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="Data type of the KV cache.")] = "bf16",
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices of one engine.")] = 1,
-    length: Annotated[
-        list[int] | None, typer.Option(min=2, help="Tokens of a prompt; may be given again.")
-    ] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
-    step_tokens: Annotated[int, typer.Option(min=1, help="The engine's budget of a step.")] = 8192,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for a JSON file, a PNG and an HTML page.")
-    ] = None,
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    tier: TierOption = None,
+    length: LengthOption = None,
+    dtype: DtypeOption = None,
+    kv_dtype: KvDtypeOption = "bf16",
+    tensor_parallel: TensorParallelOption = 1,
+    block_size: BlockSizeOption = None,
+    step_tokens: StepTokensOption = 8192,
+    layers: LayersOption = None,
+    hidden: HiddenOption = None,
+    repeats: RepeatsOption = 5,
+    throttle: ThrottleOption = None,
+    stages: StagesOption = 8,
+    threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
+    folder: FolderOption = None,
+    max_seconds: MaxSecondsOption = 600.0,
+    max_disk: MaxDiskOption = "4GiB",
+    output: OutputOption = None,
+    resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict from which prefix length on a reload is faster, for hardware one need not have."""
-    from kvtiers.bench.paper import DEFAULT_LENGTHS, DEFAULT_STORES, PaperPlan, run_paper
+    """Find out from which prompt length on a reload is faster than computing.
 
+    Without --hardware it is measured: a small transformer computes prompts, and reloads them
+    through the real tiers. With --hardware it is predicted from published figures.
+    """
+    lengths = tuple(length or ())
+    tiers = tuple(tier or ())
     with input_errors(as_json):
-        plan = PaperPlan(
-            model=model,
-            hardware=hardware,
-            stores=tuple(tier or DEFAULT_STORES),
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            tensor_parallel_size=tensor_parallel,
-            lengths=tuple(sorted(length or DEFAULT_LENGTHS)),
-            block_size=block_size,
-            max_tokens_per_step=step_tokens,
-        )
-        result = run_paper(plan)
-        if output is not None:
-            _write(result, output)
+        if hardware is not None:
+            paper: dict[str, Any] = {
+                "dtype": dtype,
+                "kv_dtype": kv_dtype,
+                "tensor_parallel_size": tensor_parallel,
+            }
+            paper |= {"block_size": block_size, "max_tokens_per_step": step_tokens}
+            _on_paper(_Asked(model, tiers, lengths, paper), hardware, output, as_json)
+            return
+        sizes: dict[str, Any] = {
+            "num_repeats": repeats,
+            "num_stages": stages,
+            "max_seconds": max_seconds,
+        }
+        sizes |= {"block_size": block_size, "max_tokens_per_step": step_tokens, "device": device}
+        balanced = throttle == "auto"
+        sizes |= {"throttle": None if balanced else _size(throttle, "--throttle")}
+        sizes |= {"balanced": balanced, "num_threads": threads}
+        sizes |= {"max_disk_nbytes": _size(max_disk, "--max-disk")}
+        asked = _Asked(model, tiers, lengths, sizes)
+        _measured(asked, (layers, hidden, dtype or ""), (folder, output, resume), as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What both comparisons share; None among the rest means the default."""
+
+    model: str | None
+    tiers: tuple[str, ...]
+    lengths: tuple[str, ...]
+    rest: dict[str, Any]
+
+    def given(self) -> dict[str, Any]:
+        """Return what a plan is made with, without the model."""
+        found = {name: value for name, value in self.rest.items() if value is not None}
+        lengths = _lengths(self.lengths)
+        return {**found, "lengths": lengths} if lengths else found
+
+
+def _on_paper(asked: _Asked, hardware: str, output: Path | None, as_json: bool) -> None:
+    from kvtiers.bench.paper import PaperPlan, run_paper
+    from kvtiers.cli import bench_paper
+
+    if asked.model is None:
+        raise ConfigError("--hardware needs --model: a known model's name, or a config.json")
+    stores: dict[str, Any] = {"stores": asked.tiers} if asked.tiers else {}
+    result = run_paper(PaperPlan(model=asked.model, hardware=hardware, **stores, **asked.given()))
+    if output is not None:
+        bench_paper.write(result, output)
     if as_json:
         echo_json(result.to_plain())
     else:
-        _show(result)
+        bench_paper.show(result)
 
 
-def _write(result: PaperResult, folder: Path) -> None:
-    from kvtiers.bench.paper_report import write_report
+def _measured(
+    asked: _Asked,
+    cut: tuple[int | None, int | None, str],
+    where: tuple[Path | None, Path | None, bool],
+    as_json: bool,
+) -> None:
+    """Measure; `cut`: layers, hidden size, data type. `where`: folder, output, resume."""
+    from kvtiers.bench.measure import BenchError
+    from kvtiers.bench.plan import DRAM, SMALL, MeasuredPlan, load_reference_shape
+    from kvtiers.cli import bench_measured
 
-    model = Path(result.plan.model)
-    stem = model.parent.name if model.name == "config.json" else model.name
-    name = f"{stem.removesuffix('.json') or 'model'}-on-{result.plan.hardware}".lower()
-    written, missing = write_report(result, folder, name)
-    for path in written:
-        typer.echo(f"wrote {path}", err=True)
-    if missing is not None:
-        typer.echo(missing, err=True)
+    model = asked.model or SMALL
+    given = asked.given()
+    given.setdefault("num_threads", max(1, len(os.sched_getaffinity(0)) - 1))
+    if asked.tiers:
+        given["tiers"] = tuple(dict.fromkeys((DRAM, *asked.tiers)))
+    shape = load_reference_shape(model, *cut)
+    given["num_stages"] = min(given["num_stages"], shape.num_layers)
+    plan = MeasuredPlan(model, shape, **given)
+    folder, output, resume = where
+    try:
+        result = bench_measured.run(plan, folder, output, resume=resume, quiet=as_json)
+    except BenchError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(WENT_WRONG) from None
+    if output is not None:
+        bench_measured.write(result, output)
+    if as_json:
+        echo_json(result.to_plain())
+    else:
+        bench_measured.show(result)
+    if result.verdict is None or not result.verdict.complete:
+        raise typer.Exit(WENT_WRONG)
 
 
-def _show(result: PaperResult) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def _lengths(texts: Sequence[str]) -> tuple[int, ...]:
+    """Return the lengths that texts such as ``1024,4096`` name, ascending."""
+    found = set()
+    for part in ",".join(texts).split(",") if texts else ():
+        if not part.strip().isdecimal():
+            raise ConfigError(f"--length: {part!r} is no number of tokens; write 1024,4096")
+        found.add(int(part))
+    return tuple(sorted(found))
 
-    table = Table(
-        title=f"{result.title}: seconds to the first token, on paper",
-        caption="In parentheses: how many times faster than recompute. Break-even: the prefix "
-        "length from which on a reload is faster. Best split: over the better of recompute and "
-        "reload, where loads come layer by layer inside the step.",
-        box=box.SIMPLE_HEAVY,
-    )
-    table.add_column("tokens", justify="right", no_wrap=True)
-    table.add_column("recompute", justify="right", no_wrap=True)
-    for tier in result.tiers:
-        table.add_column(tier.title, justify="right")
-    for row in zip(*(tier.points for tier in result.tiers), strict=True):
-        cells = [f"{point.reload_seconds:.3f} ({point.gain:.1f}x)" for point in row]
-        table.add_row(f"{row[0].num_tokens:,}", f"{row[0].recompute_seconds:.3f}", *cells)
-    table.add_section()
-    even = [f"{t.break_even_tokens:,}" if t.break_even_tokens else "never" for t in result.tiers]
-    table.add_row("break-even", "", *even)
-    split = [f"{max(point.split_gain for point in t.points):.2f}x" for t in result.tiers]
-    table.add_row("best split", "", *split)
-    console = Console()
-    console.print(table)
-    for note in result.notes:
-        console.print(note, markup=False)
+
+def _size(text: str | None, option: str) -> int | None:
+    from kvtiers.model.units import parse_size
+
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from error

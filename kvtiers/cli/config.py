@@ -76,9 +76,11 @@ def schema(
 
 
 def _check_machine(loaded: Loaded) -> None:
+    from kvtiers.connector.calibrated import measured_seeds
     from kvtiers.connector.fit import misfits
     from kvtiers.model.errors import ConfigError
 
+    measured_seeds(loaded.config)  # warns where the file is not this machine's
     found = misfits(loaded.config)
     if found:
         lines = [f"{loaded.where(error.path)}: {error}" for error in found]

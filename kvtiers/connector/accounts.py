@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
 from kvtiers.control.answers import Answer, LoadDone
+from kvtiers.control.controller import Controller
 from kvtiers.control.reload import ABSENT
 from kvtiers.model.config import Config
 from kvtiers.model.messages import DRAM, WorkerReport
@@ -18,7 +20,12 @@ from kvtiers.observe.metrics import (
     COPY_SECONDS,
     HIT_TOKENS,
     LOOKUP_TOKENS,
+    PINNED_BLOCKS,
+    PREDICTION_ERROR,
+    PREDICTIONS,
     REQUESTS,
+    TIER_BLOCKS,
+    TIER_CAPACITY_BLOCKS,
     TOKENS_RELOADED,
     WORKER_EVENTS,
     Counters,
@@ -59,9 +66,10 @@ class Accounts:
         self.counters.add(LOOKUP_TOKENS, (), state.num_asked)
         for name, tokens in hits.items():
             self.counters.add(HIT_TOKENS, (name,), tokens)
+        self.ended(state.request_id)
         if plan is None:
             return
-        self.counters.add(REQUESTS, ("reload" if answer.num_blocks else "recompute",))
+        self.counters.add(REQUESTS, (_decision(answer.num_blocks or 0),))
         num_local = match.start * self._block_size
         self.decisions.record(
             Decision(
@@ -70,6 +78,7 @@ class Accounts:
                 epoch=epoch,
                 num_tokens=state.num_asked + num_local,
                 num_local_tokens=num_local,
+                block_size=self._block_size,
                 num_hit_blocks={n: t // self._block_size for n, t in hits.items()},
                 predicted_seconds={
                     "reload": plan.reload_seconds,
@@ -83,19 +92,37 @@ class Accounts:
                 reason=plan.reason.value,
             )
         )
-        if not answer.num_blocks:
-            self.decisions.finish(state.request_id, DecisionOutcome(0, 0))
 
     def loaded(self, load: LoadDone, state: RequestState | None) -> None:
-        """Close the decision of a reload that is over; `state`: None once its request ended."""
+        """Note what came of a reload; `state`: None once its request ended."""
         outcome = DecisionOutcome(load.num_loaded, load.num_failed, load.seconds)
-        self.decisions.finish(load.request_id, outcome)
+        decision = self.decisions.open_decision(load.request_id)
+        self.decisions.note(load.request_id, outcome)
+        if decision is not None and not load.num_failed:
+            self._compare("load", decision, decision.predicted_seconds["load"], load.seconds)
         if load.num_failed:  # the engine keeps what came before the first failed block
             tokens = {name: num * self._block_size for name, num in load.kept.items()}
         else:
             tokens = {} if state is None else state.sources
         for name, num in tokens.items():
             self.counters.add(TOKENS_RELOADED, (name,), num)
+
+    def first_token(self, request_id: str) -> None:
+        """Close the decision of a request whose first token has come."""
+        decision = self.decisions.open_decision(request_id)
+        if decision is None:
+            return
+        seconds = self._clock() - decision.time
+        outcome = replace(decision.outcome or DecisionOutcome(0, 0), ttft_seconds=seconds)
+        self.decisions.finish(request_id, outcome)
+        if not outcome.num_failed_blocks:
+            self._compare("ttft", decision, decision.predicted_seconds["chosen"], seconds)
+
+    def ended(self, request_id: str) -> None:
+        """Close a decision that is still open, with what is known."""
+        decision = self.decisions.open_decision(request_id)
+        if decision is not None:
+            self.decisions.finish(request_id, decision.outcome or DecisionOutcome(0, 0))
 
     def reported(self, report: WorkerReport) -> None:
         """Count what ranks' links did, and what ranks gave up on."""
@@ -105,6 +132,25 @@ class Accounts:
         for event, num in report.counters.items():
             self.counters.add(WORKER_EVENTS, (event,), num)
 
+    def look(self, controller: Controller) -> None:
+        """Set the gauges."""
+        for name, (blocks, capacity) in controller.usage().items():
+            self.counters.set(TIER_BLOCKS, (name,), blocks)
+            self.counters.set(TIER_CAPACITY_BLOCKS, (name,), capacity)
+        self.counters.set(PINNED_BLOCKS, (), controller.dram.num_pins)
+
     def close(self) -> None:
         """Close the decision log."""
         self.decisions.close()
+
+    def _compare(
+        self, what: str, decision: Decision, predicted_seconds: float, seconds: float
+    ) -> None:
+        if seconds > 0:
+            labels = (what, _decision(decision.num_chosen_blocks))
+            self.counters.add(PREDICTIONS, labels)
+            self.counters.add(PREDICTION_ERROR, labels, abs(predicted_seconds - seconds) / seconds)
+
+
+def _decision(num_blocks: int) -> str:
+    return "reload" if num_blocks else "recompute"

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvtiers.connector.calibrated import measured_seeds
 from kvtiers.connector.shape import EngineShape
 from kvtiers.control.settings import PREFETCH_SHARE, ControlSettings, GroupSettings, StoreSettings
-from kvtiers.cost.links import Links, StoreKind
+from kvtiers.cost.links import HBM_SEED, Links, StoreKind
 from kvtiers.cost.model import CostModel
-from kvtiers.cost.planner import PlanPolicy
-from kvtiers.cost.prefill import ModelShape, PrefillModel
+from kvtiers.cost.planner import Objective, PlanPolicy
+from kvtiers.cost.prefill import FALLBACK_SHAPE, PrefillModel
 from kvtiers.model.config import Config
-from kvtiers.model.config_tiers import StoreTier
+from kvtiers.model.config_tiers import NvmeTier, StoreTier
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.errors import CapacityError, ProtocolError
+from kvtiers.model.keys import Rank
 from kvtiers.model.messages import Hello
 from kvtiers.model.units import format_size, whole_mib
 
-_SEED_STEP_SECONDS = 0.005  # launch and sampling of one step; corrected by the first steps
-# Where the engine's model cannot be read: a linear cost only, learnt as seconds per token.
-_UNKNOWN_MODEL = ModelShape(
-    num_layers=1, num_query_heads=1, head_size=1, linear_params=1_000_000_000
-)
+_DEMOTED_SHARE = 0.05  # of the slots, at once: enough for a batch, few enough to keep the rest
 
 
 def slots_for(config: Config, num_ranks: int, slot_nbytes: int) -> int:
@@ -40,6 +38,22 @@ def slots_for(config: Config, num_ranks: int, slot_nbytes: int) -> int:
     return num_slots
 
 
+def check_hellos(hellos: Sequence[Hello], num_ranks: int) -> list[Rank]:
+    """Return the ranks that said hello.
+
+    Raises:
+        ProtocolError: a rank is missing, or ranks disagree on what must be equal.
+    """
+    if len(hellos) != num_ranks:
+        raise ProtocolError(f"{len(hellos)} ranks said hello, expected {num_ranks}")
+    ranks = [hello.rank for hello in hellos]
+    if len(set(ranks)) < len(ranks):
+        raise ProtocolError(f"a rank said hello twice: {ranks}")
+    if len({hello.fingerprint for hello in hellos}) > 1:
+        raise ProtocolError("ranks have different fingerprints: not the same model or layout")
+    return ranks
+
+
 def control_settings(
     config: Config, shape: EngineShape, hellos: Sequence[Hello]
 ) -> ControlSettings:
@@ -56,11 +70,14 @@ def control_settings(
         num_slots=min(hello.num_slots for hello in hellos),
         block_size=shape.block_size,
         block_nbytes=max(sum(hello.payload_nbytes) for hello in hellos),
-        groups=tuple(GroupSettings(window) for window in shape.windows),
+        groups=tuple(
+            GroupSettings(window, max(hello.payload_nbytes[idx] for hello in hellos))
+            for idx, window in enumerate(shape.windows)
+        ),
         stores=tuple(stores),
         evict=config.policy.evict,
         high_watermark=config.dram.high_watermark,
-        low_watermark=config.dram.low_watermark,
+        low_watermark=max(0.0, config.dram.high_watermark - _DEMOTED_SHARE),
         reload_deadline=config.reload.deadline,
         lookup_deadline=config.reload.lookup_deadline,
         prefetch_share=PREFETCH_SHARE if config.reload.prefetch == "auto" else 0.0,
@@ -73,6 +90,7 @@ def _store_settings(tier: StoreTier, hellos: Sequence[Hello]) -> StoreSettings:
     shared = {found.num_frames is None for found in of_ranks}
     if len(of_ranks) < len(said) or len(shared) != 1:
         raise ProtocolError(f"ranks disagree on store {tier.name!r}: {said}")
+    budget = tier.write_budget if isinstance(tier, NvmeTier) else None
     frames = [found.num_frames for found in of_ranks if found.num_frames is not None]
     return StoreSettings(
         tier.name,
@@ -80,15 +98,25 @@ def _store_settings(tier: StoreTier, hellos: Sequence[Hello]) -> StoreSettings:
         tier.write,
         tier.admit,
         inherits=all(found.inventory for found in of_ranks),
+        write_budget_nbytes=None if budget is None else budget / len(hellos),
+        frame_nbytes=max(hello.slot_nbytes for hello in hellos),
     )
 
 
 def cost_model(config: Config, shape: EngineShape) -> CostModel:
-    """Return the cost model, seeded; measurements correct it."""
-    model = _UNKNOWN_MODEL if shape.model is None else shape.model
-    prefill = PrefillModel(
-        _SEED_STEP_SECONDS, shape.seed_flops_per_second, model, shape.max_tokens_per_step
+    """Return the cost model, seeded; measurements correct it.
+
+    Raises:
+        ConfigError: the configured calibration cannot be read.
+    """
+    model = shape.model or FALLBACK_SHAPE
+    prefill = PrefillModel.of(shape.seed_speed, model, shape.max_tokens_per_step)
+    stores = {store.name: StoreKind(store.kind) for store in config.stores}
+    links = Links.seeded(stores, hbm=shape.seed_link or HBM_SEED, measured=measured_seeds(config))
+    policy = PlanPolicy(
+        CostMode(config.cost.mode),
+        config.cost.margin,
+        Objective(config.cost.objective),
+        config.reload.deadline,
     )
-    links = Links.seeded({store.name: StoreKind(store.kind) for store in config.stores})
-    policy = PlanPolicy(CostMode(config.cost.mode), config.cost.margin)
     return CostModel(prefill, links, policy)

@@ -18,6 +18,7 @@ from kvtiers.data.executor import Executor
 from kvtiers.data.executor_thread import ExecutorThread
 from kvtiers.data.key_space import KeySpace
 from kvtiers.data.slab import Registrar, Slab
+from kvtiers.data.store import BlockStore
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.config import Config
 from kvtiers.model.errors import KVTiersError
@@ -28,6 +29,9 @@ from kvtiers.model.layout import KVLayout
 from kvtiers.model.messages import Hello
 
 logger = logging.getLogger(__name__)
+
+
+WrapStore = Callable[[str, BlockStore], BlockStore]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +51,19 @@ class RankFacts:
 
 
 def build_host_rank(
-    config: Config, layout: KVLayout, bases: Sequence[int], facts: RankFacts
+    config: Config,
+    layout: KVLayout,
+    bases: Sequence[int],
+    facts: RankFacts,
+    wrap_store: WrapStore | None = None,
 ) -> WorkerConnector:
     """Build slab, host copier, stores and executor for KV tensors in host memory.
 
     Args:
         bases: address of each of the layout's allocations. The engine owns that memory, and
             must keep it until `WorkerConnector.close`.
+        wrap_store: given each store's name and the store, returns what stands in for it, such as
+            a slower one in a benchmark.
 
     Raises:
         CapacityError: a tier cannot hold one block, or the machine lacks the space.
@@ -64,17 +74,23 @@ def build_host_rank(
     def make_copier(slab: Slab) -> Copier:
         return make_host_copier(layout, bases, slab, threads, config.copying.native)
 
-    return _build_rank(config, layout, facts, make_copier, None, f"{threads} copy threads")
+    how = f"{threads} copy threads"
+    return _build_rank(config, layout, facts, _Media(make_copier, None, wrap_store, how))
 
 
 def build_torch_rank(
-    config: Config, layout: KVLayout, allocations: Sequence[Any], facts: RankFacts
+    config: Config,
+    layout: KVLayout,
+    allocations: Sequence[Any],
+    facts: RankFacts,
+    wrap_store: WrapStore | None = None,
 ) -> WorkerConnector:
     """Build slab, torch's copier, stores and executor for KV tensors of any torch device.
 
     Args:
         allocations: a flat uint8 `torch.Tensor` over each of the layout's allocations. The
             copier holds them until `WorkerConnector.close`.
+        wrap_store: as in `build_host_rank`.
 
     Raises:
         CapacityError: a tier cannot hold one block, or the machine lacks the memory.
@@ -88,29 +104,37 @@ def build_torch_rank(
         return TorchCopier(layout, allocations, slab)
 
     registrar = registrar_of(allocations)
-    return _build_rank(config, layout, facts, make_copier, registrar, "copies through torch")
+    media = _Media(make_copier, registrar, wrap_store, "copies through torch")
+    return _build_rank(config, layout, facts, media)
+
+
+@dataclass(frozen=True, slots=True)
+class _Media:
+    """What differs between devices, and what stands in for stores."""
+
+    make_copier: Callable[[Slab], Copier]
+    registrar: Registrar | None
+    wrap_store: WrapStore | None
+    how: str
 
 
 def _build_rank(
-    config: Config,
-    layout: KVLayout,
-    facts: RankFacts,
-    make_copier: Callable[[Slab], Copier],
-    registrar: Registrar | None,
-    how: str,
+    config: Config, layout: KVLayout, facts: RankFacts, media: _Media
 ) -> WorkerConnector:
     """Build what is the same for every copier."""
     slot_nbytes = slot_nbytes_for(layout.groups)
     num_slots = slots_for(config, facts.num_ranks, slot_nbytes)
     check_memory(config)
-    slab = Slab(num_slots, slot_nbytes, pin=config.dram.pin, registrar=registrar)
-    copier = make_copier(slab)
+    slab = Slab(num_slots, slot_nbytes, pin=config.dram.pin, registrar=media.registrar)
+    copier = media.make_copier(slab)
     try:
         stores = RankStores(config, slab, facts.instance, facts.rank.tensor, facts.num_ranks)
     except KVTiersError:
         copier.close()
         slab.close()
         raise
+    if media.wrap_store is not None:
+        stores.stores = {n: media.wrap_store(n, store) for n, store in stores.stores.items()}
     key_space = KeySpace(facts.fingerprint.digest, facts.rank)
     shop = Workshop(slab, copier, layout, key_space, stores.stores, facts.rank)
     executor = Executor(shop, verify_dram=config.integrity == "all")
@@ -123,5 +147,5 @@ def _build_rank(
         pinned=slab.pinned,
         stores=stores.hellos,
     )
-    logger.info("slab of %d slots of %d bytes, %s", num_slots, slot_nbytes, how)
+    logger.info("slab of %d slots of %d bytes, %s", num_slots, slot_nbytes, media.how)
     return WorkerConnector(hello, ExecutorThread(executor), copier.mark)

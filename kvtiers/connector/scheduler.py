@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvtiers.connector.accounts import Accounts
-from kvtiers.connector.build import control_settings, cost_model
+from kvtiers.connector.backlog import Backlog
+from kvtiers.connector.build import check_hellos, control_settings, cost_model
 from kvtiers.connector.in_step import may_load_in_step
 from kvtiers.connector.lasting import LastingStores
+from kvtiers.connector.offers import offer, offer_all
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import BlockIds, Reload, Step
@@ -18,18 +20,12 @@ from kvtiers.control.answers import LoadDone
 from kvtiers.control.controller import Controller
 from kvtiers.control.prefetch import Arrival
 from kvtiers.control.reload import LoadRequest
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError
 from kvtiers.model.messages import DRAM, Hello, JobId, StepOrders, WorkerReport
 from kvtiers.model.outcome import Outcome
-from kvtiers.observe.metrics import (
-    OFFLOADS_DROPPED,
-    PINNED_BLOCKS,
-    TIER_BLOCKS,
-    TIER_CAPACITY_BLOCKS,
-    Counters,
-    Snapshot,
-)
+from kvtiers.observe.metrics import Counters, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +51,7 @@ class SchedulerConnector:
         self._controller: Controller | None = None
         self._lasting: LastingStores | None = None
         self._requests: dict[str, RequestState] = {}
+        self._backlog = Backlog()
         self._ended: list[RequestState] = []
         self._sync: list[JobId] = []
         self._unconfirmed: set[JobId] = set()  # reloads in a step that ranks have not answered
@@ -69,17 +66,13 @@ class SchedulerConnector:
             ProtocolError: a rank is missing, or ranks disagree on what must be equal.
             StoreError: what is recorded beside a store cannot be read.
         """
-        if len(hellos) != self.shape.num_ranks:
-            raise ProtocolError(f"{len(hellos)} ranks said hello, expected {self.shape.num_ranks}")
-        ranks = [hello.rank for hello in hellos]
-        if len(set(ranks)) < len(ranks):
-            raise ProtocolError(f"a rank said hello twice: {ranks}")
-        if len({hello.fingerprint for hello in hellos}) > 1:
-            raise ProtocolError("ranks have different fingerprints: not the same model or layout")
+        ranks = check_hellos(hellos, self.shape.num_ranks)
         settings = control_settings(self.config, self.shape, hellos)
         cost = cost_model(self.config, self.shape)
         self._lasting = LastingStores(self.config, self.shape, hellos)
-        self._controller = Controller(settings, ranks, cost, self.counters)
+        self._controller = Controller(
+            settings, ranks, cost, self.counters, lambda: self._backlog.seconds(cost.prefill)
+        )
         logger.info(
             "DRAM tier: %d blocks of %d tokens on %d rank(s), %.2f GiB in all",
             settings.num_slots,
@@ -174,6 +167,12 @@ class SchedulerConnector:
         self.controller.admitted(request_id)
         if answer is not None:
             self._accounts.admitted(state, answer, self.controller.epoch)
+            self._backlog.admitted(
+                request_id,
+                num_local_tokens + state.num_asked,
+                num_local_tokens + (load.num_tokens or 0),
+                loading=bool(load.num_tokens) and load.asynchronous,
+            )
         block_size = self._block_size
         start = num_local_tokens // block_size
         self.will_fill([group[start:] for group in block_ids])
@@ -207,11 +206,28 @@ class SchedulerConnector:
         if state is None:
             return
         self.controller.finished(request_id)
+        self._left(request_id)
         if any(block_ids):
             state.block_ids = [list(group) for group in block_ids]
             self._ended.append(state)
             if not self._unconfirmed:
                 self._offer_ended()
+
+    def preemption(
+        self,
+        request_id: str,
+        num_tokens: int,
+        num_sequences: int = 1,
+        mode: PreemptMode = PreemptMode.COST,
+    ) -> PreemptPlan:
+        """Answer whether to swap a request that must give way, or to compute it again; a question.
+
+        Args:
+            num_tokens: computed ones, prompt and output. num_sequences: of its group.
+        """
+        state = self._state(request_id, self._requests[request_id].hashes)
+        state.derive_keys(self.shape.hashes_per_block)
+        return self.controller.preemption(state.keys, num_tokens, num_sequences, mode)
 
     # -- once per step ----------------------------------------------------------------
 
@@ -222,9 +238,10 @@ class SchedulerConnector:
             state = self._requests.get(request_id)
             if state is not None:
                 state.leave_windows(self.shape.windows, self._block_size)
-                self._offer_all(state)
+                offer_all(self.controller, self.counters, state)
                 state.lose_blocks()
                 controller.preempted(request_id)
+                self._left(request_id)
         self._offer_ended()
         controller.hold_before()
         controller.overwritten(step.overwritten)
@@ -232,6 +249,7 @@ class SchedulerConnector:
         self._filled = []
         for request_id, num_computed in step.num_computed_tokens.items():
             self._computed(request_id, num_computed, step.block_ids)
+        self._backlog.scheduled(step.num_computed_tokens)
         sync, self._sync = self._sync, []
         self.lasting.tell(controller)  # for those that wait: nobody asks about them
         orders = controller.take_orders(step.num_scheduled_tokens, sync, self._clock())
@@ -268,6 +286,11 @@ class SchedulerConnector:
             flops = cost.step_flops(num_new_tokens, num_context_tokens)
             cost.observe_step(flops, sum(num_new_tokens), seconds)
 
+    def step_ended(self) -> None:
+        """Note the end of the oldest step with tokens that runs, once its answers were reported."""
+        for request_id in self._backlog.step_ended():
+            self._accounts.first_token(request_id)
+
     def distrust(self) -> None:
         """Serve nothing that the last steps offloaded: the engine has taken their tokens back."""
         self.controller.distrust()
@@ -299,10 +322,7 @@ class SchedulerConnector:
     def drain_counters(self) -> Snapshot:
         """Return what was counted since the last call, gauges as they are now."""
         if self._controller is not None:
-            for name, (blocks, capacity) in self._controller.usage().items():
-                self.counters.set(TIER_BLOCKS, (name,), blocks)
-                self.counters.set(TIER_CAPACITY_BLOCKS, (name,), capacity)
-            self.counters.set(PINNED_BLOCKS, (), self._controller.dram.num_pins)
+            self._accounts.look(self._controller)
         return self.counters.drain()
 
     def close(self) -> None:
@@ -343,31 +363,7 @@ class SchedulerConnector:
         elif len(state.block_ids[0]) < state.num_full:
             state.see_blocks(block_ids(request_id))
         if self._eager:
-            self._offer(state)
-
-    def _offer(self, state: RequestState) -> None:
-        """Offer what is full and was not taken yet."""
-        if state.tainted:
-            return
-        for group, keys in enumerate(state.keys):
-            first = state.num_offered[group]
-            end = min(state.num_full, len(state.block_ids[group]), len(keys))
-            if first >= end:
-                continue
-            taken = self.controller.computed(keys, state.block_ids[group], first, end)
-            state.num_offered[group] = taken
-            tried = max(taken, state.num_tried[group])
-            if tried < end:  # each block is counted once, however often it is offered
-                self.counters.add(OFFLOADS_DROPPED, ("no_room",), end - tried)
-                state.num_tried[group] = end
-
-    def _offer_all(self, state: RequestState) -> None:
-        """Offer a request's blocks for the last time, from the first that was lost since."""
-        for group, keys in enumerate(state.keys):
-            taken = state.num_offered[group]
-            if taken and not self.controller.holds(keys[taken - 1]):
-                state.num_offered[group] = 0
-        self._offer(state)
+            offer(self.controller, self.counters, state)
 
     def _offer_ended(self) -> None:
         """Offer the blocks of requests that ended, once it is known that they are true."""
@@ -375,14 +371,21 @@ class SchedulerConnector:
         if self._unconfirmed:
             return  # some hold blocks of a load that nobody has confirmed
         for state in ended:
-            self._offer_all(state)
+            offer_all(self.controller, self.counters, state)
 
     def _offer_again(self) -> None:
         """Offer all blocks of all live requests again: what DRAM has is not copied twice."""
         for state in self._requests.values():
             state.offer_again()
 
+    def _left(self, request_id: str) -> None:
+        """Note that a request's prefill is over, or begins anew."""
+        self._backlog.left(request_id)
+        if not self._backlog.awaits(request_id):
+            self._accounts.ended(request_id)
+
     def _loaded(self, load: LoadDone, job_id: JobId) -> None:
+        self._backlog.loaded(load.request_id, load.num_failed * self._block_size)
         self._accounts.loaded(load, self._requests.get(load.request_id))
         in_step = job_id in self._unconfirmed
         self._unconfirmed.discard(job_id)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtiers.cost.prefill import ModelShape
+from kvtiers.cost.links import LinkSeed
+from kvtiers.cost.prefill import ModelShape, PrefillSpeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class EngineShape:
         num_ranks: workers that hold a share of every block.
         model: what a token costs to compute; None where it cannot be told.
         max_tokens_per_step: the engine's token budget.
-        seed_flops_per_second: the engine's speed, until steps have been measured.
+        seed_speed: the engine's speed, until steps have been measured.
+        seed_link: the way between slab and HBM, until it is measured; None: of PCIe 5 x16.
         loads_in_step: whether the engine may be given loads within the step that reads them: it
             drops that step's output when one fails, has not scheduled another step on top of
             it, and keeps the blocks before the failed one.
@@ -31,8 +33,9 @@ class EngineShape:
     num_ranks: int
     model: ModelShape | None
     max_tokens_per_step: int
-    seed_flops_per_second: float
+    seed_speed: PrefillSpeed
     hashes_per_block: int = 1
     loads_in_step: bool = True
     instance: str = "0"
     why_not_lasting: str = ""
+    seed_link: LinkSeed | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -122,6 +122,20 @@ class WorkerConnector:
         unsettled = sorted(self._sync.intersection(self._pending.transfers))
         if unsettled:
             raise ProtocolError(f"the executor stopped before it had settled reloads {unsettled}")
+
+    def wait_loaded(self, job_ids: Sequence[JobId]) -> None:
+        """Wait for some reloads, as an engine does that needs the first layers' KV first.
+
+        Raises:
+            ProtocolError: the executor has stopped; computing would give wrong tokens.
+        """
+        if not self._executor.wait_loaded(job_ids, None):
+            raise ProtocolError(f"the executor stopped before it had settled {list(job_ids)}")
+
+    @property
+    def next_step(self) -> int:
+        """The least number that the next step's orders may have."""
+        return self._step + 1
 
     def end_step(self) -> None:
         """Offload what the forward pass filled; it has been queued on the engine's device."""

@@ -31,6 +31,22 @@ class Answer:
     match: Match
 
 
+@dataclass(slots=True)
+class Asked:
+    """What was answered to a request, kept so that the answer does not flip.
+
+    Attributes:
+        version: of the tiers; limit: first block not wanted; standings: of the links.
+        since: when the request was first asked about.
+    """
+
+    version: tuple[int, ...]
+    limit: int
+    answer: Answer
+    since: float
+    standings: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadDone:
     """A reload that every rank has answered.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
-from kvtiers.control.answers import Answer, LoadDone, kept_blocks, slowest
+from kvtiers.control.answers import Answer, Asked, LoadDone, kept_blocks, slowest
 from kvtiers.control.departures import Departures
 from kvtiers.control.fences import Fences
 from kvtiers.control.gates import Gates
 from kvtiers.control.jobs import Job, JobTable
 from kvtiers.control.offload import OffloadDesk
+from kvtiers.control.outlook import Outlook
 from kvtiers.control.places import Places
 from kvtiers.control.policy import make_policy
 from kvtiers.control.prefetch import Arrival, PrefetchDesk
@@ -20,10 +20,9 @@ from kvtiers.control.reload import LoadRequest, Match, ReloadDesk
 from kvtiers.control.settings import ControlSettings
 from kvtiers.control.suspects import Suspects
 from kvtiers.control.tier import Residence, Tier
-from kvtiers.control.traffic import read_nbytes, row_nbytes
-from kvtiers.cost.links import offload_link
+from kvtiers.control.traffic import Traffic
 from kvtiers.cost.model import CostModel
-from kvtiers.cost.planner import Prompt
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan
 from kvtiers.model.keys import BlockKey, Rank, pack_keys, unpack_keys
 from kvtiers.model.messages import (
     DRAM,
@@ -41,21 +40,14 @@ from kvtiers.model.messages import (
 from kvtiers.observe.metrics import Counters
 
 
-@dataclass(slots=True)
-class _Asked:
-    """What was answered to a request, kept so that the answer does not flip."""
-
-    version: tuple[int, ...]
-    limit: int
-    answer: Answer
-    since: float
-
-
 class Controller:
     """Owns tiers, presence and planner; single-threaded, and time is a parameter.
 
     Questions (`match`, `plan`) change no tier. Commands are the things that happen to a
     request. What they lead to is collected in `take_orders`, once per engine step.
+
+    Args:
+        busy_seconds: tells for how long the device has work that was admitted already.
     """
 
     def __init__(
@@ -64,6 +56,7 @@ class Controller:
         ranks: Sequence[Rank],
         cost: CostModel,
         counters: Counters,
+        busy_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.settings = settings
         self.counters = counters
@@ -88,14 +81,17 @@ class Controller:
         places = self._places
         self._probes = ProbeDesk(settings, places, self.jobs)
         self._prefetches = PrefetchDesk(settings, places, self.jobs, counters)
-        self._offloads = OffloadDesk(settings, places, self.jobs, self.fences, counters)
+        self._offloads = OffloadDesk(settings, places, self.jobs, self.fences, counters, cost)
         self._reloads = ReloadDesk(settings, places, self.jobs, counters)
-        self._asked: dict[str, _Asked] = {}
+        self._traffic = Traffic(settings, cost.links)
+        self._asked: dict[str, Asked] = {}
         self._barred: set[str] = set()
         self._loading: dict[str, JobId] = {}
+        self.outlook = Outlook(settings, cost, self.jobs, self._loading, busy_seconds)
         self._lookups: dict[str, list[BlockKey]] = {}
         self._asking: set[tuple[str, BlockKey]] = set()
         self._before: list[Transfer] = []
+        self._late: list[Transfer | None] = []  # of epochs that a reset has ended
         self._fenced: set[JobId] = set()
         self._step = 0
         self._departures = Departures(places, counters)
@@ -127,7 +123,9 @@ class Controller:
         self.presence.tick(now)
         limit = min((num_tokens - 1) // self.settings.block_size, *map(len, keys))
         asked = self._asked.get(request_id)
-        version = self._version()
+        version, standings = self._version(), self.cost.links.standings
+        if asked is not None and asked.standings != standings:
+            asked.answer = Answer(None, None, asked.answer.match)  # planned for other links
         if (
             asked is not None
             and asked.version == version
@@ -144,9 +142,21 @@ class Controller:
         elif asked is not None and asked.answer.plan and match.same_hits(asked.answer.match):
             answer = asked.answer
         else:
-            answer = self._compare(request_id, match, num_tokens)
-        self._asked[request_id] = _Asked(version, limit, answer, since)
+            answer = self._compare(request_id, match, num_tokens, now)
+        self._asked[request_id] = Asked(version, limit, answer, since, standings)
         return answer
+
+    def preemption(
+        self,
+        keys: Sequence[Sequence[BlockKey]],
+        num_tokens: int,
+        num_sequences: int = 1,
+        mode: PreemptMode = PreemptMode.COST,
+    ) -> PreemptPlan:
+        """Answer an engine that asks whether to swap a victim or to compute it again."""
+        limit = min(num_tokens // self.settings.block_size, *map(len, keys))
+        match = self._reloads.match(keys, 0, limit)
+        return self.outlook.preemption(match, num_tokens, num_sequences, mode)
 
     def ready(self, keys: Sequence[Sequence[BlockKey]], start: int, end: int) -> bool:
         """Whether DRAM has the blocks ``start .. end - 1`` of every KV group, all there."""
@@ -181,11 +191,13 @@ class Controller:
 
     def allocated(self, load: LoadRequest, now: float) -> JobId:
         """Start the reload of blocks that the engine has made room for."""
-        self._asked.pop(load.request_id, None)
+        asked = self._asked.pop(load.request_id, None)
         self._prefetches.left(load.request_id)
         job = self._reloads.start(load, self.epoch, now)
+        self.outlook.expect(job, None if asked is None else asked.answer.plan)
         self._loading[load.request_id] = job.job_id
-        self._count_queued(job)
+        self._traffic.ordered(job)
+        self._offloads.asked_for(row.key for row in job.rows)
         return job.job_id
 
     def overwritten(self, block_ids: Iterable[int]) -> None:
@@ -207,7 +219,7 @@ class Controller:
             if block_id < 0:
                 parent = None  # outside the window: not needed, and not to be had
                 continue
-            if not self._offloads.offer(key, parent, block_id, self.epoch):
+            if not self._offloads.offer(key, parent, position, block_id, self.epoch):
                 return position
             parent = key
         return end
@@ -252,6 +264,8 @@ class Controller:
         loaded = None
         if outcomes is not None:
             self.gates.answered(job, completion.hop, outcomes, now)
+            if reads and completion.hop != RELEASED:
+                self.outlook.learn(job, outcomes, now)
             if completion.hop == HBM:
                 loaded = self._reloaded(job, outcomes, now)
             elif completion.hop != RELEASED and reads:
@@ -259,7 +273,7 @@ class Controller:
             elif completion.hop != RELEASED:
                 self._offloads.settle(job, completion.hop, outcomes, self.epoch)
                 if completion.hop == DRAM:
-                    self.cost.links.done(offload_link(), row_nbytes(self.settings) * len(job.rows))
+                    self._traffic.answered(job)
         if done:
             (self._reloads if reads else self._offloads).closed(job)
         return loaded
@@ -274,6 +288,7 @@ class Controller:
     def reset(self) -> None:
         """Start a new epoch: nothing that was stored before is served again."""
         self.hold_before()  # a job's blocks are of one epoch
+        self._late.append(self._offloads.late_writes())
         self.epoch += 1
         self._places.reset()
         self._lookups.clear()
@@ -289,13 +304,16 @@ class Controller:
         if after is not None:
             self._submitted(after)
         self.gates.tick(now)
+        self._offloads.tick(now)
+        self.cost.links.revisit(now)
         demote = self._offloads.demote(self.epoch)
         probes = self._probes.orders(self.epoch, now)
         promotes = self._prefetch(now)
         reloads = self._reloads.orders(now, sync_jobs)
         before = [*self._before, *probes, *promotes, *reloads]
-        if demote is not None:
-            before.append(demote)
+        late = [*self._late, self._offloads.late_writes(), demote]
+        self._late = []
+        before += [transfer for transfer in late if transfer is not None]
         self._step += 1
         orders = StepOrders(
             step=self._step,
@@ -326,12 +344,10 @@ class Controller:
         tiers = (tier.version for tier in self.stores if tier is not None)
         return (self.epoch, self.dram.version, self.presence.version, self.gates.version, *tiers)
 
-    def _compare(self, request_id: str, match: Match, num_tokens: int) -> Answer:
+    def _compare(self, request_id: str, match: Match, num_tokens: int, now: float) -> Answer:
         if request_id in self._barred or match.num_blocks == 0:
             return Answer(0, None, match)
-        prompt = Prompt(
-            num_tokens, match.start, self.settings.block_size, self.settings.block_nbytes
-        )
+        prompt = self.outlook.prompt(num_tokens, match.start, now)
         plan = self.cost.plan(slowest(match.sources), match.valid, prompt)
         return Answer(plan.num_blocks, plan, match)
 
@@ -349,21 +365,13 @@ class Controller:
 
         jobs, orders = self._prefetches.orders(ask, self.epoch, now)
         for job in jobs:
-            self._count_queued(job)
+            self._traffic.ordered(job)
         return orders
-
-    def _count_queued(self, job: Job) -> None:
-        for link, nbytes in read_nbytes(job, self.settings).items():
-            self.cost.links.submitted(link, nbytes)
-
-    def _count_done(self, job: Job) -> None:
-        for link, nbytes in read_nbytes(job, self.settings).items():
-            self.cost.links.done(link, nbytes)
 
     def _promoted(self, job: Job, outcomes: UInt8s) -> None:
         self._reloads.settle(job, outcomes, self.epoch)
         if not job.probes:
-            self._count_done(job)
+            self._traffic.answered(job)
 
     @property
     def _hears_say(self) -> bool:
@@ -371,7 +379,9 @@ class Controller:
         return bool(self._places.inherited) or None in self.stores
 
     def _submitted(self, transfer: Transfer) -> None:
-        self.cost.links.submitted(offload_link(), row_nbytes(self.settings) * transfer.num_blocks)
+        job = self.jobs.get(transfer.job_id)
+        if job is not None:
+            self._traffic.ordered(job)
 
     def _reloaded(self, job: Job, outcomes: UInt8s, now: float) -> LoadDone:
         num_loaded, num_failed = self._reloads.settle(job, outcomes, self.epoch)
@@ -380,6 +390,6 @@ class Controller:
             del self._loading[job.request_id]
         if num_failed and alive:
             self._barred.add(job.request_id)  # until it is preempted or ends: it must not loop
-        self._count_done(job)
+        self._traffic.answered(job)
         kept = kept_blocks(job, outcomes, self.settings) if num_failed else {}
         return LoadDone(job.request_id, num_loaded, num_failed, now - job.started, kept)

@@ -136,9 +136,7 @@ class Gates:
         DRAM show; slots that the job waited for until little time was left, or never got."""
         if any(row.source == 0 and row.entry and fate in _BROKEN for row, fate in rows):
             return True
-        late = job.ordered - job.started > self._settings.reload_deadline / 2
-        slotless = not job.window and any(row.source and row.entry is None for row, _ in rows)
-        return late or slotless
+        return job.lacked_slots
 
     def _wrote(self, job: Job, store: str, fates: Sequence[Outcome], now: float) -> None:
         idx = [each.name for each in self._settings.stores].index(store)

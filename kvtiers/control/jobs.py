@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ class Row:
         store_entries: by store index: read (RELOAD, PROMOTE) or filled (OFFLOAD, DEMOTE).
         source: RELOAD, PROMOTE: 0 for DRAM, else 1 + store index.
         lands: whether the entry is being filled by this job, not read.
-        parent: the block before it, None for the first.
+        parent: the block before it, None for the first. position: in its prefix, from 0.
         given_up: whether the row is sent without its source, for want of any slot to stage it.
         false: whether what it writes was computed on a load that failed.
     """
@@ -36,6 +37,7 @@ class Row:
     lands: bool = False
     parent: BlockKey | None = None
     given_up: bool = False
+    position: int = 0
     false: bool = False
 
 
@@ -46,7 +48,10 @@ class Job:
     Attributes:
         window: staging slots it holds. request_id: whom a RELOAD is for.
         started, ordered: when the job was opened, and when the ranks were told.
+        deadline_seconds: after `started`, when what has not come is given up.
+        predicted_seconds: that a RELOAD was planned to take.
         probes: whether it is to show that a store answers again.
+        keeps: DEMOTE: whether the blocks stay in DRAM.
         merged: hop to the worst outcome of each row so far, over the ranks that answered.
     """
 
@@ -58,10 +63,21 @@ class Job:
     request_id: str = ""
     started: float = 0.0
     ordered: float = 0.0
+    deadline_seconds: float = math.inf
+    predicted_seconds: float = 0.0
     probes: bool = False
+    keeps: bool = False
     merged: dict[str, UInt8s] = field(default_factory=dict)
     answered: dict[str, set[Rank]] = field(default_factory=dict)
     finished: set[Rank] = field(default_factory=set)
+
+    @property
+    def lacked_slots(self) -> bool:
+        """Whether a load waited for slots until little time was left, or never got any."""
+        late = self.ordered - self.started > self.deadline_seconds / 2
+        return late or (
+            not self.window and any(row.source and row.entry is None for row in self.rows)
+        )
 
 
 class JobTable:

@@ -13,7 +13,7 @@ from kvtiers.model.messages import NO_SLOT, Transfer, int64s
 def load_order(job: Job, settings: ControlSettings, now: float) -> Transfer:
     """Return the order of a RELOAD or PROMOTE job; its deadline counts from the job's start."""
     job.ordered = now
-    left = max(job.started + settings.reload_deadline - now, 0.0)
+    left = max(job.started + job.deadline_seconds - now, 0.0)
     return Transfer(
         job_id=job.job_id,
         epoch=job.epoch,

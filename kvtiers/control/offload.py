@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from kvtiers.control.admission import Admission, make_admission
 from kvtiers.control.fences import Fences
 from kvtiers.control.jobs import Job, JobTable, Row
+from kvtiers.control.late_writes import LateWrites
 from kvtiers.control.places import Places
-from kvtiers.control.presence import Belief
+from kvtiers.control.reuse import ReuseChances
 from kvtiers.control.settings import ControlSettings, StoreSettings
 from kvtiers.control.tier import Entry, Residence
+from kvtiers.cost.endurance import WriteBudget
+from kvtiers.cost.model import CostModel
 from kvtiers.model.errors import ProtocolError
 from kvtiers.model.keys import BlockKey, pack_keys
 from kvtiers.model.messages import DRAM, NO_SLOT, Transfer, TransferKind, UInt8s, int64s
@@ -32,6 +37,7 @@ class OffloadDesk:
         jobs: JobTable,
         fences: Fences,
         counters: Counters,
+        cost: CostModel,
     ) -> None:
         self._settings = settings
         self._places = places
@@ -42,22 +48,49 @@ class OffloadDesk:
         self._jobs = jobs
         self._fences = fences
         self._counters = counters
-        self._admissions: list[Admission] = [make_admission(s.admit) for s in settings.stores]
+        self._chances = ReuseChances()
+        self._notes_reuse = any(store.admit == "cost" for store in settings.stores)
+        self._admissions: list[Admission] = [
+            make_admission(settings, idx, cost, self._chances)
+            for idx in range(len(settings.stores))
+        ]
+        self._budgets = [
+            None if s.write_budget_nbytes is None else WriteBudget(s.write_budget_nbytes, 0.0)
+            for s in settings.stores
+        ]
+        self._now = 0.0
         self._open: Job | None = None
         self._demoting: set[BlockKey] = set()
+        self._late = LateWrites(settings, places, jobs, self._route)
         self._through = [(i, s) for i, s in enumerate(settings.stores) if s.write == "through"]
 
     # -- offload ----------------------------------------------------------------------
 
-    def offer(self, key: BlockKey, parent: BlockKey | None, block_id: int, epoch: int) -> bool:
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+        self._now = now
+        for admission in self._admissions:
+            admission.tick(now)
+
+    def asked_for(self, keys: Iterable[BlockKey]) -> None:
+        """Note that blocks are reloaded: they may be asked for again."""
+        if self._notes_reuse:
+            self._chances.seen(keys)
+
+    def offer(
+        self, key: BlockKey, parent: BlockKey | None, position: int, block_id: int, epoch: int
+    ) -> bool:
         """Take a full block into the step's job; False when it is refused.
 
         Args:
+            position: of the block in its prefix, counted from 0.
             parent: the block before it, which must be somewhere: a block that no prefix leads
                 to can never be hit. None where no such block is needed.
         """
         dram = self._dram
-        if dram.get(key) is not None:
+        held = dram.get(key)
+        if held is not None:
+            self._late.used(held, epoch)
             return True
         if parent is not None and dram.get(parent) is None and not self._places.held_below(parent):
             return False
@@ -73,9 +106,12 @@ class OffloadDesk:
         if self._open is None:
             self._open = self._jobs.open(TransferKind.OFFLOAD, epoch)
         job = self._open
+        entry.position = position
+        if self._notes_reuse and not self._places.stored(key):  # else it was asked for just now
+            self._chances.seen((key,))
         row = Row(key, block_id, entry, lands=True, parent=parent)
         for idx, store in self._through:
-            self._route(row, idx, store, parent)
+            self._route(row, idx, store, position)
         dram.pin(entry)
         job.rows.append(row)
         self._fences.reading(block_id, job.job_id)
@@ -107,11 +143,15 @@ class OffloadDesk:
         for row in job.rows:
             if row.entry is not None:
                 self._dram.unpin(row.entry)
-            if row.false:
-                self._places.no_longer_false(row.key)
-        if job.kind is TransferKind.DEMOTE:
+            self._places.over(row)
+        if job.kind is TransferKind.DEMOTE and not job.keeps:
             self._demoting.difference_update(row.key for row in job.rows)
             self._drain_to_low_watermark(job)
+
+    def late_writes(self) -> Transfer | None:
+        """Return the order to write what stores lack of the blocks in use, None for nothing."""
+        job = self._late.take()
+        return None if job is None else self._order(job)
 
     # -- demote -----------------------------------------------------------------------
 
@@ -138,7 +178,7 @@ class OffloadDesk:
             while victim is not None and excess > 0:
                 row = Row(victim.key, -1, victim, parent=victim.parent_key)
                 for idx in back:
-                    self._route(row, idx, stores[idx], victim.parent_key)
+                    self._route(row, idx, stores[idx], victim.position)
                 excess -= 1
                 if not row.store_entries and victim.evictable:
                     self._dram.evict(victim)
@@ -160,26 +200,32 @@ class OffloadDesk:
 
     # -- internals --------------------------------------------------------------------
 
-    def _route(self, row: Row, idx: int, store: StoreSettings, parent: BlockKey | None) -> None:
+    def _route(self, row: Row, idx: int, store: StoreSettings, position: int) -> None:
         """Set room aside in a store for a row, where it is worth a write."""
         tier, admission = self._stores[idx], self._admissions[idx]
         # What an earlier life has left is put again: that writes nothing, and makes it ours.
-        shared = tier is None and self._places.belief(idx, row.key) is Belief.PRESENT
-        held = shared or (tier is not None and tier.get(row.key) is not None)
+        held = tier is None and self._presence.fresh(store.name, row.key)
+        held |= tier is not None and tier.get(row.key) is not None
         if held or row.key in self._places.false:
             return
         if not self._gates.most_writes(idx):
             self._counters.add("kvtiers_offloads_dropped_total", (f"off_{store.name}",))
             return
-        worth = admission.worth(row.key)
+        worth = admission.worth(row.key, position)
         admission.offered(row.key)
         if not worth:
             self._counters.add("kvtiers_offloads_dropped_total", ("not_admitted",))
             return
-        entry = None if tier is None else tier.reserve(row.key, parent)
+        budget = self._budgets[idx]
+        if budget is not None and budget.affordable_nbytes(self._now) < store.frame_nbytes:
+            self._counters.add("kvtiers_offloads_dropped_total", (f"over_budget_{store.name}",))
+            return
+        entry = None if tier is None else tier.reserve(row.key, row.parent)
         if entry is None and tier is not None:
             self._counters.add("kvtiers_offloads_dropped_total", (f"no_room_{store.name}",))
             return
+        if budget is not None:
+            budget.spend(store.frame_nbytes, self._now)
         row.store_entries[idx] = entry
         self._gates.writing(idx, row)
 
@@ -187,6 +233,8 @@ class OffloadDesk:
         """Apply the fate of one write to a store."""
         name, tier = self._settings.stores[idx].name, self._stores[idx]
         entry = row.store_entries[idx]
+        # Some rank refused the block, or the engine took its tokens back: others wrote it in vain.
+        false = row.entry is not None and row.entry.doomed
         if outcome is Outcome.OK:
             self._counters.add("kvtiers_blocks_demoted_total", (name,))
         else:
@@ -195,10 +243,10 @@ class OffloadDesk:
             self._dram.back(row.entry)
         if tier is not None and entry is not None:
             tier.commit(entry) if outcome is Outcome.OK else tier.abandon(entry)
-        elif outcome is Outcome.OK and believed and not row.false:
+        if false and believed:
+            self._places.withdraw(idx, row.key)
+        elif tier is None and outcome is Outcome.OK and believed:
             self._presence.wrote(name, row.key)
-        if row.false and believed:  # some rank may have written it after it was told to drop it
-            self._places.retract(idx, row.key)
 
     def _landed(self, job: Job, outcomes: UInt8s) -> None:
         """Make blocks READY in DRAM, or give their reservations up."""

@@ -43,12 +43,12 @@ class _Wish:
     """What a waiting request would have in DRAM.
 
     Attributes:
-        rows: what is still to be ordered, head first: key, the block before it, source.
+        rows: what is still to be ordered, head first: key, the block before it, source, position.
             None until it has been looked up. num_held: blocks ordered for it.
     """
 
     arrival: Arrival
-    rows: deque[tuple[BlockKey, BlockKey | None, int]] | None = None
+    rows: deque[tuple[BlockKey, BlockKey | None, int, int]] | None = None
     num_held: int = field(default=0)
 
 
@@ -132,14 +132,14 @@ class PrefetchDesk:
                 source = int(answer.match.sources[group, position - start])
                 if position >= first[group] and source not in (0, ABSENT):
                     parent = column[position - 1] if position else None
-                    wish.rows.append((column[position], parent, source))
+                    wish.rows.append((column[position], parent, source, position))
 
     def _bring(self, wish: _Wish, room: int, epoch: int, now: float) -> Job | None:
         """Open a job for the next blocks of a request; None where none can be brought now."""
         dram = self._places.dram
         job: Job | None = None
         while wish.rows and room > 0:
-            key, parent, source = wish.rows[0]
+            key, parent, source, position = wish.rows[0]
             row = None if dram.get(key) is not None else self._row(key, parent, source)
             if row is None:  # it is there, or gone
                 wish.rows.popleft()
@@ -149,11 +149,13 @@ class PrefetchDesk:
                 break
             wish.rows.popleft()
             dram.pin(entry)
+            entry.position = position
             row.entry, row.lands = entry, True
             self._pin_below(row)
             if job is None:
                 job = self._jobs.open(TransferKind.PROMOTE, epoch)
                 job.started = now
+                job.deadline_seconds = self._settings.reload_deadline
             job.rows.append(row)
             room -= 1
         if job is not None:

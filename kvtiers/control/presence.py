@@ -13,6 +13,7 @@ from kvtiers.model.keys import BlockKey, unpack_keys
 from kvtiers.model.messages import Presence
 
 _REMEMBERED: Final = 1 << 20
+FRESH_SECONDS: Final = 60.0  # a store that evicts by last access keeps a block for longer
 ABSENT_SECONDS: Final = 2.0  # another engine may have computed the block meanwhile
 _FOR_GOOD: Final = sys.float_info.max
 
@@ -38,9 +39,9 @@ class PresenceTable:
     def __init__(self, capacity: int = _REMEMBERED, private: Container[str] = ()) -> None:
         self._capacity = capacity
         self._private = private
-        # Until when a key is believed to be absent; infinity for one that is present.
-        self._beliefs: OrderedDict[tuple[str, BlockKey], float] = OrderedDict()
-        self._now = -math.inf
+        # Until when a key is believed to be absent, infinity for one that is present; since when.
+        self._beliefs: OrderedDict[tuple[str, BlockKey], tuple[float, float]] = OrderedDict()
+        self._now = 0.0
         self.version = 0
 
     def tick(self, now: float) -> None:
@@ -49,10 +50,15 @@ class PresenceTable:
 
     def of(self, store: str, key: BlockKey) -> Belief:
         """Return what is believed of a key in a store."""
-        until = self._beliefs.get((store, key))
-        if until is None or until <= self._now:
+        until, _ = self._beliefs.get((store, key), (-math.inf, 0.0))
+        if until <= self._now:
             return Belief.UNKNOWN
         return Belief.PRESENT if until == math.inf else Belief.ABSENT
+
+    def fresh(self, store: str, key: BlockKey) -> bool:
+        """Whether a key is believed to be present, and that was seen not long ago."""
+        until, since = self._beliefs.get((store, key), (0.0, -math.inf))
+        return until == math.inf and self._now < since + FRESH_SECONDS
 
     def answered(self, answer: Presence) -> None:
         """Take in an index reader's answer.
@@ -78,10 +84,10 @@ class PresenceTable:
         self.version += 1
 
     def _soon(self) -> float:
-        return ABSENT_SECONDS + (0.0 if self._now == -math.inf else self._now)
+        return self._now + ABSENT_SECONDS
 
     def _believe(self, store: str, key: BlockKey, until: float) -> None:
-        self._beliefs[store, key] = until
+        self._beliefs[store, key] = (until, self._now)
         self._beliefs.move_to_end((store, key))
         self.version += 1
         if len(self._beliefs) > self._capacity:

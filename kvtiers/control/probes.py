@@ -46,6 +46,7 @@ class ProbeDesk:
             return None
         job = self._jobs.open(TransferKind.PROMOTE, epoch)
         job.started = now
+        job.deadline_seconds = self._settings.reload_deadline
         job.probes = True
         job.window = window
         job.rows.append(row)

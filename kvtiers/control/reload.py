@@ -209,6 +209,7 @@ class ReloadDesk:
         """
         job = self._jobs.open(TransferKind.RELOAD, epoch, load.request_id)
         job.started = now
+        job.deadline_seconds = self._settings.reload_deadline
         end = load.start + load.num_blocks
         for idx, group in enumerate(self._settings.groups):
             first = max(load.start, group.first_needed(end, self._settings.block_size))
@@ -217,12 +218,16 @@ class ReloadDesk:
                 if block_ids[position] == NO_BLOCK:
                     continue
                 parent = keys[position - 1] if position else None
-                job.rows.append(Row(keys[position], block_ids[position], parent=parent))
+                job.rows.append(
+                    Row(keys[position], block_ids[position], parent=parent, position=position)
+                )
         self._pin_sources(job)
         for row in job.rows:
             if row.source:
                 row.entry = self._promotion(row.key, row.parent)
                 row.lands = row.entry is not None
+                if row.entry is not None:
+                    row.entry.position = row.position
         self._dram.touch(row.entry for row in reversed(job.rows) if row.entry is not None)
         self._waiting.append(job)
         return job
@@ -301,7 +306,7 @@ class ReloadDesk:
         if not job.window:
             num = sum(row.source > 0 and row.entry is None for row in job.rows)
             job.window = self._dram.take_window(min(num, self._settings.max_window))
-        return bool(job.window) or now - job.started >= self._settings.reload_deadline
+        return bool(job.window) or now - job.started >= job.deadline_seconds
 
     def _pin_sources(self, job: Job) -> None:
         """Pin all that a job reads, before anything makes room for what it brings."""

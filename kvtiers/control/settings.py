@@ -20,6 +20,8 @@ class StoreSettings:
         admit: name of the admission rule.
         inherits: whether an earlier life has left frames in a private store. They are known
             through presence, like those of a shared one, until control takes them over.
+        write_budget_nbytes: that one rank may write in any 24 hours; None for any number.
+        frame_nbytes: that one block takes of it, at most.
     """
 
     name: str
@@ -27,6 +29,8 @@ class StoreSettings:
     write: Literal["through", "back"] = "through"
     admit: str = "always"
     inherits: bool = False
+    write_budget_nbytes: float | None = None
+    frame_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,11 @@ class GroupSettings:
 
     Attributes:
         window: tokens that attention looks back; None for full attention.
+        block_nbytes: payload bytes of one block; 0: an equal share of all groups'.
     """
 
     window: int | None = None
+    block_nbytes: int = 0
 
     def first_needed(self, num_blocks: int, block_size: int) -> int:
         """Return the first block that a token after `num_blocks` full blocks can attend to."""
@@ -74,3 +80,7 @@ class ControlSettings:
     lookup_deadline: float = 0.05
     max_window: int = 64
     prefetch_share: float = PREFETCH_SHARE
+
+    def group_nbytes(self, group: int) -> int:
+        """Return the payload bytes of one block of a KV group."""
+        return self.groups[group].block_nbytes or self.block_nbytes // len(self.groups)

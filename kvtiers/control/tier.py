@@ -27,6 +27,7 @@ class Entry(ChainNode):
         slot: the place it occupies, unique among all entries and windows of the tier.
         pins: running jobs that read it. doomed: no longer served; gone at the last release.
         backed: whether a lower tier has the block too, so that it leaves no hole.
+        position: of the block in its prefix, counted from 0; for whoever values it.
     """
 
     slot: int = -1
@@ -34,6 +35,7 @@ class Entry(ChainNode):
     pins: int = 0
     doomed: bool = False
     backed: bool = False
+    position: int = 0
 
     @property
     def idle(self) -> bool:

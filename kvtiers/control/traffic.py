@@ -1,25 +1,41 @@
-"""Which bytes a job puts on which links."""
+"""Which bytes jobs put on which links."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvtiers.control.jobs import Job
 from kvtiers.control.settings import ControlSettings
-from kvtiers.cost.links import read_link, reload_link
+from kvtiers.cost.links import Links, offload_link, read_link, reload_link
 from kvtiers.model.messages import TransferKind
 
 
-def row_nbytes(settings: ControlSettings) -> int:
-    """Return the bytes of one block of one KV group, the groups taken as equal."""
-    return settings.block_nbytes // len(settings.groups)
+class Traffic:
+    """Keeps the queues of the links, by what is ordered and what is answered."""
 
+    def __init__(self, settings: ControlSettings, links: Links) -> None:
+        self._settings = settings
+        self._links = links
 
-def read_nbytes(job: Job, settings: ControlSettings) -> dict[str, int]:
-    """Return the bytes that a RELOAD or PROMOTE job queues on each link."""
-    nbytes: dict[str, int] = {}
-    if job.kind is TransferKind.RELOAD:
-        nbytes[reload_link()] = row_nbytes(settings) * len(job.rows)
-    for row in job.rows:
-        if row.source:
-            link = read_link(settings.stores[row.source - 1].name)
-            nbytes[link] = nbytes.get(link, 0) + row_nbytes(settings)
-    return nbytes
+    def ordered(self, job: Job) -> None:
+        """Count a job whose order is given."""
+        for link, nbytes in self._nbytes(job).items():
+            self._links.submitted(link, nbytes)
+
+    def answered(self, job: Job) -> None:
+        """Count a job whose blocks have come, or will not."""
+        for link, nbytes in self._nbytes(job).items():
+            self._links.done(link, nbytes)
+
+    def _nbytes(self, job: Job) -> Mapping[str, int]:
+        row_nbytes = self._settings.block_nbytes // len(self._settings.groups)
+        if job.kind is TransferKind.OFFLOAD:
+            return {offload_link(): row_nbytes * len(job.rows)}
+        nbytes: dict[str, int] = {}
+        if job.kind is TransferKind.RELOAD:
+            nbytes[reload_link()] = row_nbytes * len(job.rows)
+        for row in job.rows:
+            if row.source:
+                link = read_link(self._settings.stores[row.source - 1].name)
+                nbytes[link] = nbytes.get(link, 0) + row_nbytes
+        return nbytes

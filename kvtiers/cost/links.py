@@ -203,23 +203,33 @@ class Links(Mapping[str, LinkModel]):
                 raise ValueError(f"no model for link {name!r}, only for {sorted(self._models)}")
 
     @classmethod
-    def seeded(cls, stores: Mapping[str, StoreKind], pieces_per_block: int = 1) -> Links:
-        """Return the links of a machine on which nothing was measured.
+    def seeded(
+        cls,
+        stores: Mapping[str, StoreKind],
+        pieces_per_block: int = 1,
+        hbm: LinkSeed = HBM_SEED,
+        measured: Mapping[str, LinkSeed] | None = None,
+    ) -> Links:
+        """Return the links of a machine on which no engine has moved anything yet.
 
         Args:
             stores: store name to kind, in the order of `Transfer.stores`.
             pieces_per_block: copies that HBM needs for one block, such as one for each of its
                 layers, where the copier moves each by itself.
+            hbm: the way between slab and HBM, either way, for one such copy.
+            measured: link name to seeds that a calibration found, which count instead.
         """
         hbm = LinkSeed(
-            HBM_SEED.latency_seconds,
-            HBM_SEED.seconds_per_piece * pieces_per_block,
-            HBM_SEED.bandwidth_bytes_per_second,
+            hbm.latency_seconds,
+            hbm.seconds_per_piece * pieces_per_block,
+            hbm.bandwidth_bytes_per_second,
         )
         models = {offload_link(): LinkModel.of(hbm), reload_link(): LinkModel.of(hbm)}
         for store, kind in stores.items():
             models[read_link(store)] = LinkModel.of(STORE_READ_SEEDS[kind])
             models[write_link(store)] = LinkModel.of(STORE_WRITE_SEEDS[kind])
+        found = {} if measured is None else measured
+        models |= {name: LinkModel.of(seed) for name, seed in found.items() if name in models}
         return cls(tuple(stores), models)
 
     def __getitem__(self, name: str) -> LinkModel:
@@ -263,6 +273,11 @@ class Links(Mapping[str, LinkModel]):
         for name, model in self._models.items():
             if self._trust[name].pass_time(now, model.num_observed):
                 model.hope()
+
+    @property
+    def standings(self) -> tuple[int, ...]:
+        """What all links may be used for, to be compared: a plan is void once it changes."""
+        return tuple(trust.standing.value for trust in self._trust.values())
 
     def standing(self, name: str) -> Standing:
         """Return what a link may be used for."""

@@ -77,13 +77,19 @@ class CostModel:
     def _first_behind(self, sources: UInt8s, standing: Standing) -> int:
         """Return the first block that a link of some standing has to bring."""
         names = (reload_link(), *map(read_link, self.links.stores))
-        barred = [idx for idx, name in enumerate(names) if self.links.standing(name) is standing]
+        barred = [idx for idx, name in enumerate(names) if self._standing(name) is standing]
         if not barred:
             return len(sources)
         if 0 in barred:  # every block takes the way to HBM
             return 0
         found = np.isin(sources, barred)
         return int(np.argmax(found)) if found.any() else len(sources)
+
+    def _standing(self, name: str) -> Standing:
+        """Return what a link may be used for now: while it is tried, for nothing else."""
+        standing = self.links.standing(name)
+        tried = standing is Standing.ON_TRIAL and self.links.queued_nbytes(name) > 0
+        return Standing.LOST if tried else standing
 
     def predict_load_seconds(self, num_blocks_by_source: Sequence[int], block_nbytes: int) -> float:
         """Return the seconds until a reload has all its blocks in HBM.

@@ -58,6 +58,7 @@ class LMDBAccess:
             settings,
             open_seconds=min(settings.open_seconds, _HURRY_SECONDS),
             check_seconds=min(settings.check_seconds, _CHECK_SECONDS),
+            hurried=True,
         )
         self._create = create
         self._clock = clock

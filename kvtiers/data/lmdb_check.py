@@ -98,6 +98,9 @@ def verdict(folder: Path, seconds: float) -> str | None:
 
     Args:
         folder: of the environment, which nobody has open. seconds: how long it may take.
+
+    Raises:
+        TimeoutError: it was not done by then.
     """
     command = [sys.executable, "-m", "kvtiers.data.lmdb_check", str(folder)]
     try:
@@ -105,7 +108,7 @@ def verdict(folder: Path, seconds: float) -> str | None:
             command, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"its check took longer than {seconds} s"
+        raise TimeoutError(f"its check took longer than {seconds:g} s") from None
     except OSError as error:
         return f"its check cannot run: {error}"
     if done.returncode == 0:

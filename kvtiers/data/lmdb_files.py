@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import struct
 import tempfile
 from dataclasses import asdict, dataclass
@@ -147,11 +148,13 @@ class DataFile:
 
 
 def inspect_data(path: Path) -> DataFile | None:
-    """Read a data file's two meta pages with plain reads; None if neither is valid.
+    """Read a data file's two meta pages with plain reads; None if neither is valid, or it is none.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
     """
+    if not stat.S_ISREG(path.stat().st_mode):
+        return None  # a folder, say
     with path.open("rb") as file:
         first = _meta_at(file.read(4096))
         second = None
@@ -186,5 +189,10 @@ def set_aside(folder: Path) -> None:
 
     Only for who is alone.
     """
-    os.replace(folder / DATA, folder / SET_ASIDE)
+    data, aside = folder / DATA, folder / SET_ASIDE
+    if aside.is_dir():
+        shutil.rmtree(aside)
+    elif data.is_dir():  # which takes no file's place
+        aside.unlink(missing_ok=True)
+    os.replace(data, aside)
     (folder / LOCK).unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from kvtiers.data.disk_check import (
     free_nbytes,
     readable_size,
 )
-from kvtiers.data.lmdb_errors import DamagedError
+from kvtiers.data.lmdb_errors import BusyError, DamagedError
 from kvtiers.data.lmdb_files import (
     DATA,
     DISTRUSTED,
@@ -176,13 +176,19 @@ def _distrust(folder: Path, state: State, boot_id: str, settings: LMDBStoreSetti
         inspect(folder, state)
     except DamagedError as error:
         return str(error)
-    if distrusted(folder):
-        logger.warning("%s was found damaged: checking all of it", folder)
-    elif state.trusted(boot_id):
+    if not distrusted(folder) and state.trusted(boot_id):
         return None
-    else:
-        logger.warning("%s was in use when the machine stopped: checking all of it", folder)
-    return lmdb_check.verdict(folder, settings.check_seconds)
+    nbytes = (folder / DATA).stat().st_blocks * 512
+    seconds = settings.patience(nbytes)
+    why = "found damaged" if distrusted(folder) else "in use when the machine stopped"
+    size = readable_size(nbytes)
+    logger.warning("%s was %s: checking all of its %s, %g s at most", folder, why, size, seconds)
+    try:
+        return lmdb_check.verdict(folder, seconds)
+    except TimeoutError as error:
+        if settings.hurried:
+            raise BusyError(f"{folder}: {error}") from error
+        return str(error)
 
 
 def _create(folder: Path, settings: LMDBStoreSettings, boot_id: str) -> State:

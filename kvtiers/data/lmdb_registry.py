@@ -93,6 +93,9 @@ class Registry:
 
     def _open(self, folder: Path, settings: LMDBStoreSettings, *, create: bool) -> LMDBEnvironment:
         deadline = time.monotonic() + settings.open_seconds
+        with suppress(OSError):  # another process may be checking what is there
+            if not settings.hurried:
+                deadline += settings.patience((folder / DATA).stat().st_blocks * 512)
         while True:
             if not create and not (folder / DATA).exists():
                 raise UnavailableError(f"{folder} holds no environment")

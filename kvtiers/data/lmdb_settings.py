@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 from kvtiers.model.errors import CapacityError
+
+_SLOW_DISK: Final = 100e6  # bytes a second
 
 
 class Eviction(Enum):
@@ -38,7 +41,10 @@ class LMDBStoreSettings:
             included; two batches are read at once.
         reprobe_seconds: shortest time between two attempts to open what has gone.
         open_seconds: how long to wait for another process that checks or creates the file.
-        check_seconds: how long the check of an untrusted file may take.
+        check_seconds: how long the check of an untrusted file may take, or as long as a disk of
+            100 MB/s needs to read it. A file that is not checked by then is set aside.
+        hurried: whether `check_seconds` is all the time that there is. A file that is not checked
+            by then is left as it is, for somebody who has more.
         boot_id: of the running system; None asks the kernel.
 
     Raises:
@@ -55,7 +61,12 @@ class LMDBStoreSettings:
     reprobe_seconds: float = 2.0
     open_seconds: float = 90.0
     check_seconds: float = 60.0
+    hurried: bool = False
     boot_id: str | None = None
+
+    def patience(self, nbytes: int) -> float:
+        """Return how long the check of a file of a size may take, in seconds."""
+        return self.check_seconds if self.hurried else max(self.check_seconds, nbytes / _SLOW_DISK)
 
     def __post_init__(self) -> None:
         if self.capacity_nbytes < 1:

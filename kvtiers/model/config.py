@@ -46,6 +46,12 @@ class CostConfig(Section):
         description="`auto`: reload what the model predicts to be faster; `always`: reload every "
         "hit; `never`: recompute; `shadow`: reload every hit and log what `auto` would do.",
     )
+    objective: Literal["ttft", "throughput", "balanced"] = Field(
+        default="ttft",
+        description="What `auto` makes least. `ttft`: the time to the first token, and what others "
+        "are delayed; `throughput`: the time of the busiest of device and links; `balanced`: the "
+        "mean of both.",
+    )
     margin: float = Field(
         default=0.1,
         ge=0,
@@ -56,6 +62,12 @@ class CostConfig(Section):
         default=None,
         description="JSONL file of decisions with prediction and outcome; `null`: none.",
         examples=["/var/log/kvtiers/decisions.jsonl"],
+    )
+    calibration: LogPath = Field(
+        default=None,
+        description="File that `kvtiers probe` has written on this machine: what its links take, "
+        "until the engine's own loads have been measured; `null`: built-in figures.",
+        examples=["/etc/kvtiers/calibration.json"],
     )
 
 

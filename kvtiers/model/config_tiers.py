@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from kvtiers.model.config_values import Capacity, Instance, Name, Paths, StorePath, as_tuple
+from kvtiers.model.config_values import Budget, Capacity, Instance, Name, Paths, StorePath, as_tuple
 
 
 class Section(BaseModel):
@@ -33,25 +33,9 @@ class DramTier(Section):
         gt=0,
         le=1,
         description="Share of the slots in use above which blocks are written to `write: back` "
-        "stores, ahead of need. Without such a store the slab simply fills up.",
+        "stores, ahead of need, down to a share that is 0.05 lower. Without such a store the slab "
+        "simply fills up.",
     )
-    low_watermark: float = Field(
-        default=0.90,
-        gt=0,
-        le=1,
-        validate_default=True,
-        description="Share of the slots in use at which that stops; at most `high_watermark`.",
-    )
-
-    @field_validator("low_watermark")
-    @classmethod
-    def _low_is_not_above_high(cls, low: float, info: ValidationInfo) -> float:
-        high = info.data.get("high_watermark")
-        if high is not None and low > high:
-            raise ValueError(
-                f"{low:g} is above high_watermark {high:g}; write 'low_watermark: {high:g}' or less"
-            )
-        return low
 
 
 class MemoryTier(Section):
@@ -72,10 +56,11 @@ class MemoryTier(Section):
         description="`through`: a block is stored as it is offloaded; `back`: when it leaves "
         "the slab.",
     )
-    admit: Literal["always", "second_touch"] = Field(
+    admit: Literal["always", "second_touch", "cost"] = Field(
         default="always",
-        description="Which blocks are worth a write: all, or those offered to the store a second "
-        "time (`through`: offloaded again; `back`: leaving the slab again).",
+        description="Which blocks are worth a write: all; those offered to the store a second "
+        "time (`through`: offloaded again; `back`: leaving the slab again); or, by `cost`, those "
+        "whose reload is expected to save more time than the write takes.",
     )
 
 
@@ -102,10 +87,17 @@ class NvmeTier(Section):
         description="`through`: a block is stored as it is offloaded; `back`: when it leaves "
         "the slab.",
     )
-    admit: Literal["always", "second_touch"] = Field(
+    admit: Literal["always", "second_touch", "cost"] = Field(
         default="always",
-        description="Which blocks are worth a write: all, or those offered to the store a second "
-        "time (`through`: offloaded again; `back`: leaving the slab again).",
+        description="Which blocks are worth a write: all; those offered to the store a second "
+        "time (`through`: offloaded again; `back`: leaving the slab again); or, by `cost`, those "
+        "whose reload is expected to save more time than the write takes.",
+    )
+    write_budget: Budget = Field(
+        default=None,
+        description="Bytes that may be written in any 24 hours, of one engine, divided over its "
+        "ranks, to spare the disk; `null`: any number. What is beyond is not stored.",
+        examples=["500GiB"],
     )
     io: Literal["auto", "native", "uring", "aiofiles"] = Field(
         default="auto",
@@ -150,10 +142,11 @@ class LmdbTier(Section):
         description="`through`: a block is stored as it is offloaded; `back`: when it leaves "
         "the slab.",
     )
-    admit: Literal["always", "second_touch"] = Field(
+    admit: Literal["always", "second_touch", "cost"] = Field(
         default="always",
-        description="Which blocks are worth a write: all, or those offered to the store a second "
-        "time (`through`: offloaded again; `back`: leaving the slab again).",
+        description="Which blocks are worth a write: all; those offered to the store a second "
+        "time (`through`: offloaded again; `back`: leaving the slab again); or, by `cost`, those "
+        "whose reload is expected to save more time than the write takes.",
     )
 
 

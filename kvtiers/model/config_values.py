@@ -28,6 +28,15 @@ def _capacity(value: object) -> int:
     return nbytes
 
 
+def _budget(value: object) -> int | None:
+    if value is None:
+        return None
+    nbytes = size_from(value)
+    if nbytes == 0:
+        raise ValueError(f"{value!r} allows no write at all; write 500GiB, or null")
+    return nbytes
+
+
 def _positive_duration(value: object) -> float:
     seconds = duration_from(value)
     if seconds == 0:
@@ -91,6 +100,14 @@ def as_tuple(value: object) -> object:
 
 
 _SIZE_SCHEMA: Final = WithJsonSchema({"type": "string", "format": "size", "pattern": SIZE_PATTERN})
+_OPTIONAL_SIZE_SCHEMA: Final = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "string", "format": "size", "pattern": SIZE_PATTERN},
+            {"type": "null"},
+        ]
+    }
+)
 _DURATION_SCHEMA: Final = WithJsonSchema(
     {"type": "string", "format": "duration", "pattern": DURATION_PATTERN}
 )
@@ -101,9 +118,15 @@ _NAME_SCHEMA: Final = WithJsonSchema(
     {"type": "string", "format": "name", "pattern": "^[A-Za-z][A-Za-z0-9_-]*$"}
 )
 _DURATION_TEXT: Final = PlainSerializer(format_duration, return_type=str, when_used="json")
+_BUDGET_TEXT: Final = PlainSerializer(
+    lambda nbytes: None if nbytes is None else format_size(nbytes),
+    return_type=str | None,
+    when_used="json",
+)
 _NBYTES_TEXT: Final = PlainSerializer(format_size, return_type=str, when_used="json")
 
 Capacity = Annotated[int, BeforeValidator(_capacity), _NBYTES_TEXT, _SIZE_SCHEMA]
+Budget = Annotated[int | None, BeforeValidator(_budget), _BUDGET_TEXT, _OPTIONAL_SIZE_SCHEMA]
 Duration = Annotated[float, BeforeValidator(duration_from), _DURATION_TEXT, _DURATION_SCHEMA]
 Deadline = Annotated[float, BeforeValidator(_positive_duration), _DURATION_TEXT, _DURATION_SCHEMA]
 Threads = Annotated[Literal["auto"] | int, BeforeValidator(_threads), _THREADS_SCHEMA]

@@ -26,11 +26,13 @@ class DecisionOutcome:
     Attributes:
         num_loaded_blocks, num_failed_blocks: of the blocks chosen.
         measured_seconds: what ``predicted_seconds["load"]`` predicted; None if unknown.
+        ttft_seconds: what ``predicted_seconds["chosen"]`` predicted; None if unknown.
     """
 
     num_loaded_blocks: int
     num_failed_blocks: int
     measured_seconds: float | None = None
+    ttft_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Decision:
             "recompute", "chosen"; and "load", what of the chosen one is the reload alone.
         num_chosen_blocks: blocks to reload; 0 means recompute.
         mode, reason: as the planner names them.
-        outcome: None until the decision is finished.
+        outcome: None until something came of the decision.
+        block_size: tokens of a block; 0 if the caller does not say.
     """
 
     time: float
@@ -60,6 +63,7 @@ class Decision:
     mode: str
     reason: str
     outcome: DecisionOutcome | None = None
+    block_size: int = 0
 
     def to_json(self) -> str:
         """Return one line of JSON, without its end; numbers that JSON lacks become null."""
@@ -141,6 +145,12 @@ class DecisionLog:
             self._num_lost += 1
         self._open[decision.request_id] = decision
 
+    def note(self, request_id: str, outcome: DecisionOutcome) -> None:
+        """Keep what came of an open decision so far."""
+        decision = self._open.get(request_id)
+        if decision is not None:
+            self._open[request_id] = dataclasses.replace(decision, outcome=outcome)
+
     def finish(self, request_id: str, outcome: DecisionOutcome) -> Decision | None:
         """Add the outcome to a request's open decision; None if it has none (any more)."""
         decision = self._open.pop(request_id, None)
@@ -152,7 +162,7 @@ class DecisionLog:
         return finished
 
     def open_decision(self, request_id: str) -> Decision | None:
-        """Return a request's decision that has no outcome yet; None if there is none."""
+        """Return a request's decision that is not finished; None if there is none."""
         return self._open.get(request_id)
 
     def finished(self) -> tuple[Decision, ...]:

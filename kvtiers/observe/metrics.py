@@ -49,6 +49,8 @@ BLOCKS_EVICTED: Final = "kvtiers_blocks_evicted_total"
 BLOCKS_FAILED: Final = "kvtiers_blocks_failed_total"
 BYTES_COPIED: Final = "kvtiers_bytes_copied_total"
 COPY_SECONDS: Final = "kvtiers_copy_seconds_total"
+PREDICTIONS: Final = "kvtiers_predictions_total"
+PREDICTION_ERROR: Final = "kvtiers_prediction_error_total"
 REQUESTS: Final = "kvtiers_requests_total"
 LOOKUP_TOKENS: Final = "kvtiers_lookup_tokens_total"
 HIT_TOKENS: Final = "kvtiers_hit_tokens_total"
@@ -76,6 +78,17 @@ _COUNTERS: Final = (
     (BYTES_COPIED, "Bytes that a link copied.", ("link",)),
     (COPY_SECONDS, "Seconds that a link was copying.", ("link",)),
     (REQUESTS, "Requests that a reload was planned for, by decision.", ("decision",)),
+    (
+        PREDICTIONS,
+        "Decisions whose prediction was compared with what happened: of the time of the `load`, "
+        "or of the time to the first token (`ttft`).",
+        ("of", "decision"),
+    ),
+    (
+        PREDICTION_ERROR,
+        "Sum of |predicted - measured| / measured of those; over their number it is the mean.",
+        ("of", "decision"),
+    ),
     (LOOKUP_TOKENS, "Prompt tokens that were looked up; only of requests that may use it.", ()),
     (HIT_TOKENS, "Tokens of the leading blocks that were found, by the tier found in.", ("tier",)),
     (

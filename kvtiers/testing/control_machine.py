@@ -40,6 +40,13 @@ write_back = ControlSettings(
     max_window=1,
     prefetch_share=0.5,
 )
+budgeted = ControlSettings(
+    6,
+    BLOCK_SIZE,
+    100,
+    stores=(StoreSettings("disk", 9, admit="cost", write_budget_nbytes=200_000, frame_nbytes=100),),
+    prefetch_share=0.5,
+)
 shared_store = ControlSettings(
     5, BLOCK_SIZE, 100, stores=(StoreSettings(SHARED, None),), prefetch_share=0.5
 )
@@ -62,6 +69,8 @@ def make_controller(
     links = Links.seeded({store.name: StoreKind.MEMORY for store in settings.stores})
     prefill = PrefillModel(0.005, 1e12, ModelShape(1, 1, 1, 10**9), 8192)
     cost = CostModel(prefill, links, PlanPolicy(mode))
+    for _ in range(10):  # measured, so that predictions count
+        cost.observe_step(cost.step_flops([64], [0]), 64, float(prefill.seconds(64)))
     return Controller(settings, [Rank(i) for i in range(num_ranks)], cost, Counters())
 
 
@@ -104,14 +113,20 @@ class ControllerMachine(RuleBasedStateMachine):
             self.engine.end()
 
 
-def random_walk(settings: ControlSettings, num_ranks: int, seed: int, num_events: int) -> SimEngine:
+def random_walk(
+    settings: ControlSettings,
+    num_ranks: int,
+    seed: int,
+    num_events: int,
+    mode: CostMode = CostMode.ALWAYS,
+) -> SimEngine:
     """Let many random things happen to an engine, checking all the way and at the end."""
     rng = random.Random(seed)
 
     def choose(options: Any) -> Any:
         return rng.choice(options)
 
-    engine = SimEngine(make_controller(settings, num_ranks), num_ranks, choose)
+    engine = SimEngine(make_controller(settings, num_ranks, mode), num_ranks, choose)
     for _ in range(num_events):
         engine.happens()
         engine.check()

@@ -13,6 +13,7 @@ from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.stores import RankStores
 from kvtiers.control.tier import Residence
+from kvtiers.cost.prefill import PrefillSpeed
 from kvtiers.data.copier import Direction
 from kvtiers.data.slab import Slab
 from kvtiers.model.config import parse_mapping
@@ -93,7 +94,7 @@ class FakeEngine:
             num_ranks=self.setup.num_ranks,
             model=None,
             max_tokens_per_step=engine.max_step_tokens,
-            seed_flops_per_second=1e9,
+            seed_speed=PrefillSpeed(0.005, 1e9),
             loads_in_step=engine.execution is Execution.SYNC,
         )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvtiers.data.slab import Slab
@@ -230,3 +231,51 @@ class HeldStore(WrapperStore):
         ticket = StoreTicket(next(self._tickets))
         self._held.append((ticket, writes, tuple(frames)))
         return ticket
+
+
+class ThrottledStore(WrapperStore):
+    """Answers reads no faster than a medium of some bandwidth would; writes pass as they are.
+
+    The inner store must work within the call. Bytes are in the slots at once, but the answer,
+    which gives them back, comes when the medium would be done: one batch after another.
+
+    Attributes:
+        bytes_per_second: may be changed at any time, by another thread too; batches that were
+            submitted before keep their time.
+    """
+
+    def __init__(
+        self,
+        inner: BlockStore,
+        bytes_per_second: float,
+        latency_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(inner)
+        self.bytes_per_second = bytes_per_second
+        self._latency_seconds = latency_seconds
+        self._clock = clock
+        self._free_at = 0.0
+        self._held: deque[tuple[float, StoreAnswer]] = deque()  # when it is due
+        self._others: list[StoreAnswer] = []
+
+    def get(self, frames: Sequence[FrameRef]) -> StoreTicket:
+        """Read, and hold the answer."""
+        ticket = self.inner.get(frames)
+        nbytes = sum(frame.nbytes for frame in frames)
+        seconds = self._latency_seconds + nbytes / self.bytes_per_second
+        self._free_at = max(self._free_at, self._clock()) + seconds
+        for answer in self.inner.poll():
+            if answer.ticket == ticket:
+                self._held.append((self._free_at, replace(answer, seconds=seconds)))
+            else:
+                self._others.append(answer)
+        return ticket
+
+    def poll(self) -> list[StoreAnswer]:
+        """Return what is due."""
+        now = self._clock()
+        due, self._others = [*self._others, *self.inner.poll()], []
+        while self._held and self._held[0][0] <= now:
+            due.append(self._held.popleft()[1])
+        return due

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ class NeutralConnector:
         self.pool: FakePool | None = None
         self._offered: dict[str, tuple[Reload, int]] = {}
         self._loading: list[set[int]] = []
+        self._steps: deque[bool] = deque()  # of those that run, whether they have tokens
 
     def on_new_request(self, request: Any) -> None:
         """Note a new request."""
@@ -64,6 +66,7 @@ class NeutralConnector:
         cached = output.scheduled_cached_reqs
         before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         scheduled = output.num_scheduled_tokens
+        self._steps.append(bool(scheduled))
         return self.connector.schedule(
             Step(
                 num_computed_tokens={i: before[i] + num for i, num in scheduled.items()},
@@ -85,6 +88,8 @@ class NeutralConnector:
         """Take in the ranks' answers; take what did not come out of the prefix cache."""
         if connector_output.kv_connector_worker_meta is not None:
             self.connector.reported(connector_output.kv_connector_worker_meta)
+        if self._steps.popleft():
+            self.connector.step_ended()
         invalid = connector_output.invalid_block_ids
         loading, self._loading = self._loading, []
         for block_ids in loading:

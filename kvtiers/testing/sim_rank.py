@@ -38,6 +38,7 @@ class SimStore:
         self.inherited = dict.fromkeys(inherited)
         self.frames: set[Name] = set(self.inherited)
         self.written: set[Name] = set(self.inherited)  # at any time
+        self.num_writes = 0
         self.broken = False  # neither reads nor writes work
 
     def put(self, name: Name) -> Outcome:
@@ -56,6 +57,7 @@ class SimStore:
             self.frames.discard(oldest)
         self.frames.add(name)
         self.written.add(name)
+        self.num_writes += 1
         return Outcome.OK
 
     def get(self, name: Name) -> Outcome:

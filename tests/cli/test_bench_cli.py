@@ -71,6 +71,13 @@ def test_bench_takes_a_config_json(tmp_path):
         (("--model", "llama-9", "--hardware", "h100"), "no model 'llama-9' is known"),
         (("--model", "llama-3.1-8b", "--hardware", "h1000"), "did you mean 'h100'?"),
         (("--model", "none.json", "--hardware", "h100"), "none.json: no such file"),
+        (("--hardware", "h100"), "--hardware needs --model"),
+        (("--model", "llama-9"), "no model 'llama-9' is known"),
+        (("--lengths", "1k"), "'1k' is no number of tokens"),
+        (("--lengths", "64,128"), "at least three"),
+        (("--throttle", "fast"), "--throttle: 'fast'"),
+        (("--resume",), "--resume needs the folder"),
+        (("--tier", "tape"), "'tape'"),
     ],
 )
 def test_bench_lists_what_is_known_and_exits_with_2(args, message):
@@ -80,3 +87,27 @@ def test_bench_lists_what_is_known_and_exits_with_2(args, message):
     as_json = run(*args, "--json")
     assert as_json.exit_code == 2
     assert json.loads(as_json.stdout)["ok"] is False
+
+
+TINY = ("--layers", "2", "--hidden", "64", "--lengths", "40,72", "--length", "104")
+
+
+def test_bench_measures_writes_files_and_cleans_up(tmp_path):
+    out, folder = tmp_path / "out", tmp_path / "stores"
+    where = ("--output", str(out), "--folder", str(folder))
+    result = run(*TINY, "--repeats", "1", "--tier", "nvme", "--throttle", "50MB", *where)
+    assert result.exit_code == 0, result.output
+    for word in ("recompute", "dram", "nvme", "break-even", "prediction error", "50 MB/s"):
+        assert word in result.stdout
+    assert {"bench.html", "bench.json", "points.json"} <= {path.name for path in out.iterdir()}
+    assert list(folder.iterdir()) == []
+    again = run(*TINY, "--repeats", "1", "--tier", "nvme", "--throttle", "50MB", *where, "--resume")
+    assert again.exit_code == 0, again.output
+
+
+def test_bench_that_is_out_of_time_says_how_to_go_on():
+    result = run(*TINY, "--max-seconds", "0.0001", "--json")
+    assert result.exit_code == 1
+    data = json.loads(result.stdout)
+    assert data["verdict"] is None
+    assert any("--resume" in note for note in data["notes"])

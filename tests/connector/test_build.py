@@ -11,6 +11,7 @@ from kvtiers.connector.fit import check_memory, misfits
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.stores import RankStores
+from kvtiers.cost.prefill import PrefillSpeed
 from kvtiers.data.slab import Slab
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import CapacityError, ProtocolError
@@ -28,7 +29,7 @@ def config(dram="1MiB", **store):
 
 
 def shape(num_ranks=1, windows=(None,)):
-    return EngineShape(16, windows, num_ranks, None, 8192, 1e12)
+    return EngineShape(16, windows, num_ranks, None, 8192, PrefillSpeed(0.005, 1e12))
 
 
 def hello(idx=0, num_slots=8, payload=(60 * KIB,), slot=64 * KIB, pinned=True):

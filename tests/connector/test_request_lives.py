@@ -10,6 +10,7 @@ import pytest
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import Reload, Step
+from kvtiers.cost.prefill import PrefillSpeed
 from kvtiers.data.copier import Direction
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import ProtocolError
@@ -42,7 +43,7 @@ class Told:
 
     def __init__(self, block_size: int = 16, num_slots: int = 64, **config: object) -> None:
         options = {"tiers": [{"kind": "dram", "capacity": f"{num_slots}MiB"}], **ALWAYS, **config}
-        shape = EngineShape(block_size, (None,), 1, None, 8192, 1e12)
+        shape = EngineShape(block_size, (None,), 1, None, 8192, PrefillSpeed(0.005, 1e12))
         self.connector = SchedulerConnector(parse_mapping(options), shape)
         self.connector.connect([Hello(Rank(), bytes(32), num_slots, SLOT, (SLOT,), False)])
         self.block_size = block_size

@@ -114,7 +114,7 @@ class BreakerMachine(RuleBasedStateMachine):
         self.now += seconds
         was, open_for = self.breaker.state, self.now - self.opened_at
         self.breaker.tick(self.now)
-        if open_for < FIRST_BACKOFF_SECONDS:
+        if open_for < FIRST_BACKOFF_SECONDS - 1e-6:  # of rounding
             assert self.breaker.state is was, "tried before its back-off was over"
         if open_for >= MAX_BACKOFF_SECONDS:
             assert self.breaker.state is not BreakerState.OPEN, "never tried again"

@@ -30,9 +30,28 @@ def test_offloads_of_the_steps_that_the_engine_took_back_are_dropped():
     assert scene.hits(B) == len(B)
 
 
-def test_a_frame_that_one_rank_wrote_in_vain_is_forgotten_before_it_is_written_again():
+@pytest.mark.parametrize("store", [DISK, SHARED], ids=lambda store: store.name)
+@pytest.mark.parametrize("settled", [True, False])
+def test_no_store_keeps_what_the_engine_took_back(store, settled):
+    """A key that is there is not written again: what is false must go before it is put anew."""
+    scene = Scene(dram(8, store))
+    scene.offload(B, settle=settled)
+    if not settled:
+        scene.step()
+    scene.controller.distrust()
+    scene.settle()  # what was under way is written only now
+    scene.settle()
+    assert scene.hits(B) == 0
+    assert not scene.ranks[0].stores[store.name].frames
+    scene.now += 10.0  # and what another engine may have written is asked for again
+    assert scene.offload(B) == len(B)
+    assert len(scene.ranks[0].stores[store.name].frames) == len(B)
+
+
+@pytest.mark.parametrize("store", [DISK, SHARED], ids=lambda store: store.name)
+def test_a_frame_that_one_rank_wrote_in_vain_is_forgotten_before_it_is_written_again(store):
     """Rank 0 wrote what it had computed on garbage, rank 1 refused: the frames must not stay."""
-    scene = Scene(dram(8, DISK), num_ranks=2)
+    scene = Scene(dram(8, store), num_ranks=2)
     scene.offload(B[:3], settle=False)
     (order,) = scene.step().after
     scene.answer(order.job_id, rank=0)
@@ -95,16 +114,20 @@ def test_a_frame_of_one_rank_only_leaves_a_shared_store_once_it_is_known_to_be_f
     assert not scene.shared.frames
 
 
+@pytest.mark.parametrize("written", [False, True], ids=["on its way", "written"])
 @pytest.mark.parametrize("store", [DISK, SHARED], ids=["disk", "shared"])
-def test_what_left_for_a_store_already_is_taken_back_there(store):
+def test_what_left_for_a_store_already_is_taken_back_there(store, written):
     scene = Scene(dram(4, replace(store, write="back"), high_watermark=0.5, low_watermark=0.25))
     scene.offload(B[:3], settle=False)
     (order,) = scene.step().after
     scene.answer(order.job_id)
     (demote,) = scene.step().before
+    if written:
+        scene.answer(demote.job_id)
     scene.controller.distrust()
     scene.step()
-    scene.answer(demote.job_id)
+    if not written:
+        scene.answer(demote.job_id)
     scene.settle()
     assert scene.hits(B[:3]) in (0, None)
     assert not scene.ranks[0].stores[store.name].frames

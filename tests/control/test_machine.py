@@ -15,6 +15,7 @@ CONFIGURATIONS = (
     "dram_only",
     "write_through",
     "write_back",
+    "budgeted",
     "shared_store",
     "second_life",
     "two_groups",
@@ -49,5 +50,6 @@ def test_long_random_walk_leaks_nothing(name, num_ranks):
         assert counters.value(BLOCKS_RELOADED, ("dram",)) > 50
         num_prefetched += int(counters.value(BLOCKS_PREFETCHED))
         num_from_disk += int(counters.value(BLOCKS_RELOADED, ("disk",)))
-    assert bool(num_prefetched) == bool(engine.settings.stores)
+    if name != "budgeted":  # whose stores take little
+        assert bool(num_prefetched) == bool(engine.settings.stores)
     assert name != "second_life" or num_from_disk > 20

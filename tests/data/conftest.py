@@ -6,8 +6,6 @@ import pytest
 
 from kvtiers.data.slab import Slab
 
-pytest.register_assert_rewrite("kvtiers.testing.store_suite", "kvtiers.testing.store_machine")
-
 
 @pytest.fixture
 def store_slab() -> Iterator[Slab]:

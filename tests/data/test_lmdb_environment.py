@@ -11,16 +11,17 @@ import os
 import pickle
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
 import pytest
 from lmdb_box import MIB, NBYTES, Box, key_of, settings_of
 
-from kvtiers.data import disk_check, lmdb_check
+from kvtiers.data import disk_check, lmdb_check, lmdb_settings
 from kvtiers.data.lmdb_access import LMDBAccess
 from kvtiers.data.lmdb_errors import UnavailableError
-from kvtiers.data.lmdb_files import DATA, SET_ASIDE, inspect_data, read_state
+from kvtiers.data.lmdb_files import DATA, SET_ASIDE, inspect_data, read_state, set_aside
 from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_settings import Eviction, WriteMap
 from kvtiers.model.errors import CapacityError, ProtocolError, StoreError
@@ -257,6 +258,14 @@ def test_capacity_above_the_free_disk_is_refused(path: Path, nbytes: int) -> Non
     fill(path, 1)  # nothing of the attempt is in the way
 
 
+def test_whatever_stands_for_the_data_file_is_set_aside_every_time(path: Path) -> None:
+    path.mkdir()
+    for make in (Path.touch, Path.mkdir, Path.mkdir, Path.touch):
+        make(path / DATA)
+        set_aside(path)
+        assert [found.name for found in path.iterdir()] == [SET_ASIDE]
+
+
 def test_store_of_another_format_is_not_destroyed(path: Path) -> None:
     fill(path, 1)
     state = (path / "state.json").read_text()
@@ -321,11 +330,30 @@ def test_after_a_crash_of_the_machine_a_damaged_file_is_set_aside(
         assert outcomes == [Outcome.MISSING] * 3
 
 
-def test_check_that_takes_too_long_sets_aside(path: Path) -> None:
+def test_check_that_takes_too_long_sets_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_settings, "_SLOW_DISK", 1e12)
     fill(path, 1, clean=False, boot_id="monday")
     box = Box(settings_of(path, boot_id="tuesday", check_seconds=0.01))
     assert box.get(1) == [Outcome.MISSING]
     assert (path / SET_ASIDE).exists()
+    box.close()
+
+
+def test_check_has_the_time_that_a_slow_disk_needs(path: Path) -> None:
+    settings = settings_of(path, check_seconds=60.0)
+    assert settings.patience(2**20) == 60.0
+    assert settings.patience(200 * 2**30) == pytest.approx(2147, rel=0.01)
+    assert replace(settings, hurried=True).patience(200 * 2**30) == 60.0
+
+
+def test_check_in_a_hurry_sets_nothing_aside(path: Path) -> None:
+    """An engine that serves waits for nobody, and loses no store over it."""
+    fill(path, 1, clean=False, boot_id="monday")
+    hurried = settings_of(path, boot_id="tuesday", check_seconds=0.01, hurried=True)
+    with pytest.raises(UnavailableError, match="longer than"):
+        LMDBAccess(hurried).open()
+    box = Box(settings_of(path, boot_id="tuesday"))
+    assert box.get(1) == [Outcome.OK]
     box.close()
 
 

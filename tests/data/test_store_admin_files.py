@@ -546,3 +546,36 @@ def test_whoever_is_killed_in_the_middle_has_done_all_or_nothing(tmp_path, verb)
         left = held(path)
         done = [] if verb == "clear" else [7, 8, 9]
         assert left == done or (delay is not None and left == list(range(10)))
+
+
+DIE = """
+import os, signal, sys
+from pathlib import Path
+from kvtiers.data import store_admin_files
+from kvtiers.data.file_index import FileIndex
+from kvtiers.data.store_admin import find_stores
+
+(store,) = find_stores([Path(sys.argv[1])])
+left, commit = int(sys.argv[2]), FileIndex.commit
+
+def commit_or_die(index, changes):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    commit(index, changes)
+
+FileIndex.commit = commit_or_die
+store_admin_files._COMMIT_KEYS = 2
+store.evict(0)
+"""
+
+
+@pytest.mark.parametrize("turn", [1, 2, 5])
+def test_an_eviction_that_was_killed_has_dropped_the_oldest_so_far(tmp_path, turn):
+    stopped_store(tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-c", DIE, str(tmp_path), str(turn)], check=False, timeout=60
+    )
+    assert ended.returncode == -signal.SIGKILL
+    assert held(tmp_path) == list(range(2 * (turn - 1), 10))

@@ -17,7 +17,11 @@ from .answers import Answer, Prompt
 from .harness import Engine, EngineOptions
 from .tiers import Tiers
 
-_CONTEXT = multiprocessing.get_context("spawn")
+# Children are forked from a process that has loaded vLLM, which takes seconds, and done nothing.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["vllm.engine.arg_utils", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker"]
+)
 _TIMEOUT_SECONDS = 120.0
 
 
@@ -33,7 +37,7 @@ class StoreFacts:
 class ChildEngine:
     """One in-process engine in another process. Ended by `stop`, `kill`, or with the parent.
 
-    It loads vLLM as soon as it is made; `start` makes the engine, and raises what that raises.
+    `start` makes the engine, and raises what that raises.
     """
 
     def __init__(self) -> None:
@@ -153,10 +157,6 @@ class _Server:
 
 def _serve(pipe: Connection) -> None:
     """Do what the parent asks, one thing after another."""
-    # Imported before it is wanted: it takes seconds.
-    from vllm.engine.arg_utils import EngineArgs  # noqa: F401, PLC0415
-    from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401, PLC0415
-
     server = _Server(pipe)
     with contextlib.suppress(EOFError):
         for _ in itertools.count():

@@ -13,7 +13,7 @@ import pytest
 from .answers import Answer, Prompt, differences, random_prompt
 from .child_engine import ChildEngine
 from .harness import EngineOptions, Engines, Refuses
-from .tiers import SLOT_NBYTES, dram, lmdb, nvme, tiered
+from .tiers import RANK, SLOT_NBYTES, dram, lmdb, nvme, tiered
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -22,7 +22,7 @@ BLOCK = ROOMY.block_size
 NUM_KILLS = 10
 CAPACITY = 64 << 20
 SMALL_DRAM = f"{24 * SLOT_NBYTES // 1024}KiB"  # everything here passes through it
-RELOAD = {"deadline": "30s", "lookup_deadline": "10s"}
+RELOAD = {"deadline": "30s", "lookup_deadline": "10s", "prefetch": "off"}
 PUBLISHED_SECONDS = 2.0  # the file store's index follows its frames by half a second
 
 #: One long prompt per life, and what engines work on when they are killed.
@@ -59,12 +59,10 @@ def test_engines_killed_at_random_find_what_was_published(
     directory = engines.model_directory(ROOMY.model)
     engines.shutdown()
     source = random.Random()
-    slab = tmp_path / "nvme/0/0/frames.slab"
-    successor = ChildEngine()
+    slab = tmp_path / "nvme" / RANK / "frames.slab"
     for life, prompt in enumerate(LIVES):
-        with successor as engine:
+        with ChildEngine() as engine:
             engine.start(options, directory)
-            successor = ChildEngine()  # loads vLLM meanwhile
             if life:
                 answer, reloaded = engine.generate(LIVES[life - 1])
                 assert not differences({"it": expected[LIVES[life - 1]]}, {"it": answer})
@@ -83,7 +81,7 @@ def test_engines_killed_at_random_find_what_was_published(
                 assert_right(expected, engine.rest())
                 engine.work(WORK)
             time.sleep(source.uniform(0.0, 1.5))
-    with successor as engine:
+    with ChildEngine() as engine:
         shutil.rmtree(tmp_path / "nvme")
         engine.start(options, directory)
         for prompt in LIVES:
@@ -125,7 +123,7 @@ def test_two_engines_share_lmdb_and_one_survives_the_other(
     held = dram(SMALL_DRAM, nvme(tmp_path / "nvme"))
     refuses(
         tiered(ROOMY, held),
-        rf"tiers\[1\]: .*nvme/0/0 is in use by process {one.pid} .*instance of its own",
+        rf"tiers\[1\]: .*nvme/{RANK} is in use by process {one.pid} .*instance of its own",
     )
 
     one.work(WORK)

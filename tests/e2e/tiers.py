@@ -15,6 +15,8 @@ from .harness import Engine, EngineOptions
 
 #: TINY's blocks: 128 KiB of KV and a 4 KiB header.
 SLOT_NBYTES = 132 * 1024
+#: The folder of rank 0 of instance 0 below an NVMe path.
+RANK = f"0/0-{SLOT_NBYTES}"
 
 
 def dram(capacity: str = "256MiB", *below: Mapping[str, Any], **sections: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from kvtiers.model.units import DURATION_UNITS
 DRAM = "tiers: [{kind: dram, capacity: 1GiB}]\n"
 COMPLETE = """\
 tiers:
-  - {kind: dram, capacity: 64GiB, pin: on, high_watermark: 0.9, low_watermark: 0.8}
+  - {kind: dram, capacity: 64GiB, pin: on, high_watermark: 0.9}
   - {kind: memory, name: cold, capacity: 200GB, write: back, admit: second_touch}
   - kind: nvme
     name: disk
@@ -35,10 +35,11 @@ tiers:
     capacity: 1TiB
     io: uring
     direct: on
+    write_budget: 500GiB
     instance: replica-1
-  - {kind: lmdb, path: /mnt/a.lmdb, capacity: 200GiB, admit: second_touch}
+  - {kind: lmdb, path: /mnt/a.lmdb, capacity: 200GiB, admit: cost}
 policy: {evict: lru, offload: lazy}
-cost: {mode: shadow, margin: 0, decision_log: /var/log/decisions.jsonl}
+cost: {mode: shadow, objective: balanced, margin: 0, decision_log: /var/log/decisions.jsonl}
 reload: {deadline: 2min, sync_below: 0ms, lookup_deadline: 1.5s}
 copy: {threads: 2, native: off}
 integrity: all
@@ -56,7 +57,6 @@ def test_every_key_reaches_the_program():
             "capacity": "64GiB",
             "pin": "on",
             "high_watermark": 0.9,
-            "low_watermark": 0.8,
         }
     )
     cold, disk, shared = config.stores
@@ -67,6 +67,7 @@ def test_every_key_reaches_the_program():
     assert (disk.capacity, disk.io, disk.direct, disk.instance) == (
         2**40, "uring", "on", "replica-1",
     )  # fmt: skip
+    assert (disk.write_budget, shared.admit) == (500 * 2**30, "cost")
     assert (shared.name, shared.path, shared.write) == ("lmdb", Path("/mnt/a.lmdb"), "through")
     assert (cold.name, cold.capacity, cold.write, cold.admit) == (
         "cold",
@@ -76,6 +77,7 @@ def test_every_key_reaches_the_program():
     )
     assert (config.policy.evict, config.policy.offload) == ("lru", "lazy")
     assert (config.cost.mode, config.cost.margin) == ("shadow", 0.0)
+    assert config.cost.objective == "balanced"
     assert config.cost.decision_log == Path("/var/log/decisions.jsonl")
     reload = config.reload
     assert (reload.deadline, reload.sync_below, reload.lookup_deadline) == (120.0, 0.0, 1.5)
@@ -87,7 +89,8 @@ def test_defaults_are_those_documented():
     config = default_config()
     assert config.dram.capacity == 4 * 2**30
     assert config.stores == ()
-    assert (config.dram.high_watermark, config.dram.low_watermark) == (0.95, 0.90)
+    assert config.dram.high_watermark == 0.95
+    assert config.cost.objective == "ttft"
     assert (config.cost.mode, config.cost.margin, config.cost.decision_log) == ("auto", 0.1, None)
     assert (config.reload.deadline, config.reload.sync_below) == (10.0, 0.005)
     assert config.reload.lookup_deadline == 0.05
@@ -263,13 +266,11 @@ paths = st.text(min_size=1).filter(str.isprintable)
 
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
-    high, low = sorted((draw(shares), draw(shares)), reverse=True)
     slab = {
         "kind": "dram",
         "capacity": draw(capacities),
         "pin": draw(st.sampled_from(["auto", "on", "off"])),
-        "high_watermark": high,
-        "low_watermark": low,
+        "high_watermark": draw(shares),
     }
     stores = [
         {
@@ -277,7 +278,7 @@ def configs(draw: st.DrawFn) -> Config:
             "name": name,
             "capacity": draw(capacities),
             "write": draw(st.sampled_from(["through", "back"])),
-            "admit": draw(st.sampled_from(["always", "second_touch"])),
+            "admit": draw(st.sampled_from(["always", "second_touch", "cost"])),
         }
         for name in draw(st.lists(names, unique=True, max_size=3))
     ]

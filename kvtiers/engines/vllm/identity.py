@@ -16,6 +16,7 @@ from huggingface_hub import snapshot_download
 from kvtiers.connector.shape import EngineShape
 from kvtiers.cost.shapes import shape_from_hf_config
 from kvtiers.engines.vllm.layout import window_of
+from kvtiers.engines.vllm.seeds import engine_hardware, seed_link, seed_speed
 from kvtiers.engines.vllm.support import check_groups, vllm_version
 from kvtiers.model.errors import UnsupportedEngineError
 from kvtiers.model.fingerprint import Fingerprint, Scalar
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 _WEIGHT_HEADER_NBYTES: Final = 1 << 20
 _ROPE_BY_LENGTH: Final = {"longrope", "su"}
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".gguf")
-# Until steps have been measured: a fast GPU at half its peak, one CPU core with AVX-512.
-_SEED_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
 
 
 def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
@@ -81,7 +80,8 @@ def engine_shape(vllm_config: Any, kv_cache_config: Any) -> EngineShape:
     seed = shape_from_hf_config(vllm_config.model_config.hf_text_config.to_dict())
     if seed.note:
         logger.info("cost model: %s", seed.note)
-    device = vllm_config.device_config.device_type
+    device = str(vllm_config.device_config.device_type)
+    hardware = engine_hardware(device)
     parallel = vllm_config.parallel_config
     num_ranks = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
     groups = kv_cache_config.kv_cache_groups
@@ -91,7 +91,8 @@ def engine_shape(vllm_config: Any, kv_cache_config: Any) -> EngineShape:
         num_ranks=num_ranks,
         model=seed.shape,
         max_tokens_per_step=int(vllm_config.scheduler_config.max_num_batched_tokens),
-        seed_flops_per_second=_SEED_FLOPS.get(device, _SEED_FLOPS["cuda"]) * num_ranks,
+        seed_speed=seed_speed(vllm_config, seed.shape, hardware),
+        seed_link=seed_link(device, hardware, sum(len(group.layer_names) for group in groups)),
         hashes_per_block=block_size // hash_size,
         # With asynchronous scheduling the next step already runs on a load that failed.
         loads_in_step=len(groups) == 1

@@ -122,17 +122,19 @@ class SchedulerSide:
         num_new = list(output.num_scheduled_tokens.values())
         num_context = [before[request_id] for request_id in output.num_scheduled_tokens]
         pure = not orders.sync_loads and not orders.fences
-        if num_new:  # of others vLLM says nothing, unless they brought news
+        if num_new:  # vLLM may not tell of the end of a step without tokens
             self._running.append(_Running(time.monotonic(), num_new, num_context, pure))
         return KVTiersMetadata(orders)
 
     def output(self, output: Any) -> None:
         """Handle `update_connector_output`."""
-        self._measure()
+        ended = self._measure()
         meta = output.kv_connector_worker_meta
         loads = []
         if isinstance(meta, KVTiersWorkerMetadata):
             loads = self.connector.reported(meta.report)
+        if ended:
+            self.connector.step_ended()
         self._apart.told(loads)
         if output.invalid_block_ids and not self._apart.explain(output.invalid_block_ids):
             self.connector.distrust()
@@ -145,16 +147,18 @@ class SchedulerSide:
 
     # -- internals --------------------------------------------------------------------
 
-    def _measure(self) -> None:
-        """Learn from the step whose output has come: steps end in the order they began."""
+    def _measure(self) -> bool:
+        """Learn from the step whose output has come, if it had tokens: steps end in the order
+        they began."""
         if not self._running:
-            return
+            return False
         step = self._running.popleft()
         now = time.monotonic()
         seconds = now - max(step.started, self._last_output)
         self._last_output = now
         if step.pure:
             self.connector.step_took(step.num_new, step.num_context, seconds)
+        return True
 
     def _evict_failed(self, invalid: set[int]) -> None:
         """Take what a failed load in a step left out of vLLM's prefix cache.

@@ -1,0 +1,392 @@
+"""The decision, measured in real vLLM on the CPU: how far off predictions are, and what they cost.
+
+    python bench/decide.py predict            # prediction error, on lengths that were not fitted
+    python bench/decide.py regret --concurrency 1      # then 2, 4, 8: each adds its cells
+    python bench/decide.py regret --concurrency 8 --factors 0.5 2 --repeats 3   # or piece by piece
+
+Blocks lie in a memory store that is as slow as one wants, so that loading is now faster, now slower
+than computing. Bandwidths are multiples of the one at which both take alike, measured at the start.
+Regret is the mean time to the first token where kvtiers decides, over the better of computing
+everything and loading everything; the three take turns, and follow a change of the bandwidth by
+some loads of other lengths, which show it to kvtiers. Results go to bench/results/decide.*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtiers.bench.engine_process import engine_environment
+from kvtiers.bench.random_model import RandomModel, write_random_model
+from kvtiers.control.tier import Residence
+from kvtiers.model.cost_mode import CostMode
+
+RESULTS = Path(__file__).parent / "results"
+MODEL = RandomModel(
+    num_layers=6,
+    hidden_size=512,
+    num_heads=8,
+    num_kv_heads=8,
+    head_dim=64,
+    intermediate_size=1408,
+    vocab_size=512,
+    max_position_embeddings=8192,
+    dtype="bfloat16",
+)
+BLOCK_SIZE, STEP_TOKENS, LONGEST = 32, 1024, 2049
+NUM_DOCUMENTS = 8
+FITTED = (257, 513, 1025, 1537)  # lengths of prompts that teach
+JUDGED = (385, 769, 1281, 2049)
+MODES = (CostMode.NEVER, CostMode.ALWAYS, CostMode.AUTO)
+
+
+@dataclass(frozen=True)
+class Shot:
+    """Requests that came at once: times to their first tokens, and what was predicted."""
+
+    ttft_seconds: float
+    predicted_seconds: float | None
+    num_loaded: int
+    num_failed: int
+    load_seconds: float | None
+    predicted_load_seconds: float | None
+
+
+class Engine:
+    """One engine with one store, whose bandwidth and mode of deciding can be set."""
+
+    def __init__(self, folder: Path) -> None:
+        from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - takes seconds
+        from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
+
+        self._throttle = throttle_memory_stores()
+        config = {
+            "tiers": [
+                {"kind": "dram", "capacity": "160MiB"},
+                {"kind": "memory", "capacity": "1GiB"},
+            ],
+            # Requests wait in no queue, and every load goes the same way.
+            "reload": {"prefetch": "off", "sync_below": "0ms"},
+        }
+        args = EngineArgs(
+            model=str(write_random_model(MODEL, folder)),
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            dtype=MODEL.dtype,
+            block_size=BLOCK_SIZE,
+            max_model_len=LONGEST + BLOCK_SIZE,
+            max_num_batched_tokens=STEP_TOKENS,
+            num_gpu_blocks_override=(NUM_DOCUMENTS + 1) * (LONGEST // BLOCK_SIZE + 2),
+            max_num_seqs=NUM_DOCUMENTS,
+            disable_log_stats=True,
+            seed=0,
+            kv_transfer_config={
+                "kv_connector": "KVTiersConnector",
+                "kv_connector_module_path": "kvtiers.engines.vllm",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"config": config},
+            },
+        )
+        self._engine = LLMEngine.from_engine_args(args, enable_multiprocessing=False)
+        rng = np.random.default_rng(0)
+        self._documents = rng.integers(0, MODEL.vocab_size, (NUM_DOCUMENTS, LONGEST)).tolist()
+        self._ids = itertools.count()
+        for document in range(NUM_DOCUMENTS):
+            self.shoot(LONGEST, CostMode.NEVER, [document])
+
+    @property
+    def connector(self) -> Any:
+        """The engine-neutral connector."""
+        return self._engine.engine_core.engine_core.scheduler.connector.scheduler_side.connector
+
+    def set_bandwidth(self, bytes_per_second: float) -> None:
+        """Make the store so fast, and let kvtiers see it by loads of other lengths."""
+        self._throttle(bytes_per_second)
+        for num_tokens in FITTED:
+            self.shoot(num_tokens, CostMode.ALWAYS, [0])
+
+    def shoot(self, num_tokens: int, mode: CostMode, documents: Sequence[int]) -> Shot:
+        """Ask for the first tokens of some documents at once, which only the store has."""
+        from vllm import SamplingParams  # noqa: PLC0415
+
+        self._forget()
+        cost = self.connector.controller.cost
+        cost.policy = replace(cost.policy, mode=mode)
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        ids = [f"{mode}-{next(self._ids)}" for _ in documents]
+        started = time.perf_counter()
+        for request_id, document in zip(ids, documents, strict=True):
+            prompt = {"prompt_token_ids": self._documents[document][:num_tokens]}
+            self._engine.add_request(request_id, prompt, params)
+        first: dict[str, float] = {}
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                first.setdefault(output.request_id, time.perf_counter() - started)
+        self._settle()
+        decisions = self.connector.decisions.finished()[-len(documents) :]
+        outcomes = [decision.outcome for decision in decisions]
+        alone = decisions[0] if len(documents) == 1 and decisions else None
+        return Shot(
+            statistics.fmean(first.values()),
+            None if alone is None else alone.predicted_seconds["chosen"],
+            sum(outcome.num_loaded_blocks for outcome in outcomes),
+            sum(outcome.num_failed_blocks for outcome in outcomes),
+            None if alone is None else alone.outcome.measured_seconds,
+            None if alone is None else alone.predicted_seconds["load"],
+        )
+
+    def _forget(self) -> None:
+        """Leave all blocks to the store."""
+        while not self._engine.reset_prefix_cache(False, False):
+            self._engine.step()
+        dram = self.connector.controller.dram
+        for entry in [e for e in dram.entries() if e.residence is Residence.READY]:
+            dram.doom(entry)
+
+    def _settle(self) -> None:
+        while self.connector.busy:
+            self._engine.step()
+
+
+def throttle_memory_stores() -> Any:
+    """Put a throttle on every memory store of engines to come; returns what sets it."""
+    import kvtiers.connector.stores as stores  # noqa: PLC0415 - the module is changed
+    from kvtiers.data.memory_store import MemoryStore  # noqa: PLC0415
+    from kvtiers.testing.faults import ThrottledStore  # noqa: PLC0415
+
+    made: list[ThrottledStore] = []
+
+    def make(slab: Any, capacity_nbytes: int) -> ThrottledStore:
+        made.append(ThrottledStore(MemoryStore(slab, capacity_nbytes), 1e12))
+        return made[-1]
+
+    def throttle(bytes_per_second: float) -> None:
+        for store in made:
+            store.bytes_per_second = bytes_per_second
+
+    stores.MemoryStore = make  # type: ignore[misc, assignment]
+    return throttle
+
+
+def break_even(engine: Engine) -> float:
+    """Return the bytes per second at which loading the longest prompt takes as computing does."""
+    computed = [engine.shoot(LONGEST, CostMode.NEVER, [i]).ttft_seconds for i in range(3)]
+    for num_tokens in (*FITTED, *FITTED):
+        engine.shoot(num_tokens, CostMode.NEVER, [1])
+    return MODEL.kv_nbytes_per_token * (LONGEST - 1) / statistics.median(computed)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the interquartile range over the median."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / middle
+
+
+def predict(engine: Engine, unit: float, repeats: int) -> dict[str, Any]:
+    """Compare predictions with what happens, one request at a time."""
+    rows = []
+    for factor in (1.0, 8.0):
+        engine.set_bandwidth(factor * unit)
+        for num_tokens in JUDGED:
+            for mode in (CostMode.NEVER, CostMode.ALWAYS):
+                shots = [engine.shoot(num_tokens, mode, [i % 8]) for i in range(repeats)]
+                rows.append(
+                    {
+                        "what": "recompute" if mode is CostMode.NEVER else "reload",
+                        "bandwidth_factor": factor,
+                        "num_tokens": num_tokens,
+                        "measured_ms": 1e3 * statistics.median(s.ttft_seconds for s in shots),
+                        "errors": [
+                            abs((s.predicted_seconds or 0.0) - s.ttft_seconds) / s.ttft_seconds
+                            for s in shots
+                        ],
+                        "load_errors": [
+                            abs((s.predicted_load_seconds or 0.0) - s.load_seconds) / s.load_seconds
+                            for s in shots
+                            if s.load_seconds
+                        ],
+                        "spread": spread([s.ttft_seconds for s in shots]),
+                        "num_failed": sum(s.num_failed for s in shots),
+                    }
+                )
+    return {"rows": rows}
+
+
+def regret(
+    engine: Engine, unit: float, factors: Sequence[float], repeats: int, concurrency: int
+) -> list[dict[str, Any]]:
+    """Compare deciding with the better of both pure choices."""
+    cells = []
+    for factor in factors:
+        engine.set_bandwidth(factor * unit)
+        for num_tokens in (513, 2049):
+            shots: dict[CostMode, list[Shot]] = {mode: [] for mode in MODES}
+            for i in range(repeats):
+                for mode in MODES[i % 3 :] + MODES[: i % 3]:
+                    documents = range(concurrency)
+                    shots[mode].append(engine.shoot(num_tokens, mode, documents))
+            ttft = {m: [s.ttft_seconds for s in shots[m]] for m in MODES}
+            better = min(MODES[:2], key=lambda m: statistics.median(ttft[m]))
+            cells.append(
+                {
+                    "concurrency": concurrency,
+                    "bandwidth_factor": factor,
+                    "num_tokens": num_tokens,
+                    "ms": {m.value: 1e3 * statistics.median(ttft[m]) for m in MODES},
+                    "regret": statistics.median(ttft[CostMode.AUTO])
+                    / statistics.median(ttft[better])
+                    - 1,
+                    "spread": max(spread(ttft[better]), spread(ttft[CostMode.AUTO])),
+                    "blocks_loaded": statistics.median(s.num_loaded for s in shots[CostMode.AUTO]),
+                    "blocks_failed": sum(s.num_failed for s in shots[CostMode.AUTO]),
+                    "repeats": repeats,
+                }
+            )
+    return cells
+
+
+@contextmanager
+def engine_here() -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Engine(Path(folder))
+
+
+def device() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown CPU"
+
+
+def page(result: dict[str, Any]) -> str:
+    """Return all pieces as Markdown."""
+    lines = [
+        "# The decision: prediction error and regret",
+        "",
+        f"{result['device']}, {result['date']}, load average {result['load']} at the end; vLLM on "
+        f"the CPU, 1 thread, {MODEL.num_layers} layers, hidden {MODEL.hidden_size}, "
+        f"{MODEL.kv_nbytes_per_token} bytes of KV a token, steps of {STEP_TOKENS} tokens. "
+        "Bandwidth as a multiple of the one at which loading a prompt of 2,048 tokens takes as "
+        f"long as computing it ({result['unit'] / 1e6:.0f} MB/s). "
+        "`python bench/decide.py predict`, `python bench/decide.py regret --concurrency N`",
+        "",
+    ]
+    if "predict" in result:
+        lines += predict_lines(result["predict"]["rows"])
+    if result.get("cells"):
+        lines += regret_lines(result["cells"])
+    return "\n".join(lines) + "\n"
+
+
+def predict_lines(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "## Prediction error",
+        "",
+        "|predicted - measured| / measured of the time to the first token, on lengths that were "
+        "not fitted; one request at a time. Spread: interquartile range over median of repeats.",
+        "",
+        "| what | bandwidth | tokens | measured ms | median error | of the load | spread | runs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        load = f"{statistics.median(row['load_errors']):.1%}" if row["load_errors"] else ""
+        lines.append(
+            f"| {row['what']} | {row['bandwidth_factor']:g}x | {row['num_tokens'] - 1} | "
+            f"{row['measured_ms']:.0f} | {statistics.median(row['errors']):.1%} | {load} | "
+            f"{row['spread']:.1%} | {len(row['errors'])} |"
+        )
+    lines.append("")
+    for what in ("recompute", "reload"):
+        mine = [row for row in rows if row["what"] == what]
+        error = statistics.median(e for row in mine for e in row["errors"])
+        allowed = max(0.10, 1.5 * statistics.median(row["spread"] for row in mine))
+        met = "met" if error <= allowed else "missed"
+        lines.append(f"- {what}: median error {error:.1%}, target <= {allowed:.1%}: {met}")
+    return [*lines, ""]
+
+
+def regret_lines(cells: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "## Regret",
+        "",
+        "Mean time to the first token of requests that come at once, ms, medians; regret of "
+        "deciding against the better of the other two. Target: <= 5 %, or the spread where that is "
+        "more.",
+        "",
+        "| requests | bandwidth | tokens | recompute | reload | kvtiers | regret | spread | blocks "
+        "loaded |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for c in cells:
+        ms = c["ms"]
+        lines.append(
+            f"| {c['concurrency']} | {c['bandwidth_factor']:g}x | {c['num_tokens'] - 1} | "
+            f"{ms['never']:.0f} | {ms['always']:.0f} | {ms['auto']:.0f} | {c['regret']:+.1%} | "
+            f"{c['spread']:.1%} | {c['blocks_loaded']:.0f} |"
+        )
+    met = [c for c in cells if c["regret"] <= max(0.05, c["spread"])]
+    worst = max(cells, key=lambda c: c["regret"])
+    return [
+        *lines,
+        "",
+        f"- {len(met)} of {len(cells)} cells within the target; median regret "
+        f"{statistics.median(c['regret'] for c in cells):+.1%}, worst {worst['regret']:+.1%} "
+        f"({worst['concurrency']} requests of {worst['num_tokens'] - 1} tokens at "
+        f"{worst['bandwidth_factor']:g}x)",
+        "",
+    ]
+
+
+def place(cell: dict[str, Any]) -> tuple[float, ...]:
+    """Return where in the grid a cell is."""
+    return cell["concurrency"], cell["bandwidth_factor"], cell["num_tokens"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("piece", choices=["predict", "regret"])
+    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 8.0])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=RESULTS / "decide.json")
+    args = parser.parse_args()
+    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":  # before torch is loaded
+        os.execve(
+            sys.executable, [sys.executable, "-W", "ignore", *sys.argv], engine_environment(1)
+        )
+    result = json.loads(args.out.read_text()) if args.out.is_file() else {}
+    with engine_here() as engine:
+        unit = break_even(engine)
+        if args.piece == "predict":
+            result["predict"] = predict(engine, unit, args.repeats)
+        else:
+            new = regret(engine, unit, args.factors, args.repeats, args.concurrency)
+            cells = {place(cell): cell for cell in [*result.get("cells", []), *new]}
+            result["cells"] = [cells[key] for key in sorted(cells)]
+    load = os.getloadavg()[0]
+    facts = {"device": device(), "date": datetime.now(UTC).date().isoformat()}
+    result |= {**facts, "unit": unit, "load": round(load, 1), "model": asdict(MODEL)}
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    args.out.with_suffix(".md").write_text(page(result))
+    print(page(result))
+    sys.stdout.flush()
+    os._exit(0)  # vLLM's threads need not be waited for
+
+
+if __name__ == "__main__":
+    main()

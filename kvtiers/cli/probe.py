@@ -1,0 +1,209 @@
+"""``kvtiers probe``: what the links of this machine take, for a calibration file."""
+
+# ruff: noqa: PLC0415 - what a verb needs is imported when it runs
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+
+import typer
+
+from kvtiers.cli.output import JsonOption, echo_json, input_errors
+
+if TYPE_CHECKING:
+    from kvtiers.bench.probe import ProbeResult
+    from kvtiers.bench.probe_even import Even
+    from kvtiers.bench.probe_plan import ProbePlan
+
+INCOMPLETE: Final = 1
+"""Exit code when a configured tier could not be measured."""
+
+
+def probe(  # noqa: PLR0913, PLR0917 - one parameter an option
+    path: Annotated[
+        Path | None, typer.Argument(help="The YAML file; without it, the one in force.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Calibration file to write.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Markdown file to write.")] = None,
+    model: Annotated[
+        str, typer.Option(help="A known model, such as llama-3.1-8b, or a config.json.")
+    ] = "llama-3.1-8b",
+    hardware: Annotated[
+        str | None, typer.Option(help="The device that computes; the GPU found here.")
+    ] = None,
+    flops: Annotated[
+        float | None, typer.Option(help="Its measured prefill speed instead, operations a second.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Data type of the weights.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="Data type of the KV cache.")] = "bf16",
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
+    device: Annotated[str, typer.Option(help="The engine's: auto, cpu or cuda.")] = "auto",
+    seconds: Annotated[float, typer.Option(help="Time to measure, about.")] = 30.0,
+    scratch: Annotated[str, typer.Option(help="Room of a tier's scratch at most.")] = "640MiB",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure this machine's links, and from which prefix length on a tier beats computing."""
+    from kvtiers.bench.probe_even import EvenPlan, break_even
+    from kvtiers.bench.probe_report import markdown, to_plain
+
+    with input_errors(as_json):
+        even_plan = EvenPlan(
+            model, hardware, flops, dtype=dtype, kv_dtype=kv_dtype, block_size=block_size
+        )
+        _check_folders(out, report)
+        plan = _plan(path, even_plan.shape.num_layers, device, seconds, scratch)
+        result = _run(plan, as_json)
+        even = break_even(even_plan, result.calibration)
+        plain = to_plain(result, even)
+        if out is not None:
+            _write(out, _pretty(plain))
+        if report is not None:
+            _write(report, markdown(result, even))
+    if as_json:
+        echo_json(plain)
+    else:
+        _show(result, even)
+    for text in result.missing:
+        typer.echo(f"not measured: {text}", err=True)
+    if result.missing:
+        raise typer.Exit(INCOMPLETE)
+
+
+def _plan(
+    path: Path | None, num_layers: int, device: str, seconds: float, scratch: str
+) -> ProbePlan:
+    from typing import cast, get_args
+
+    from kvtiers.bench.probe_plan import DeviceChoice, ProbePlan
+    from kvtiers.model.config import resolve_config
+    from kvtiers.model.errors import ConfigError
+    from kvtiers.model.units import size_from
+
+    if device not in get_args(DeviceChoice):
+        known = ", ".join(get_args(DeviceChoice))
+        raise ConfigError(f"--device {device!r} is not known; known: {known}")
+    try:
+        nbytes = size_from(scratch)
+    except ValueError as error:
+        raise ConfigError(f"--scratch: {error}") from None
+    return ProbePlan(
+        resolve_config(path).config,
+        num_layers=num_layers,
+        seconds=seconds,
+        scratch_nbytes=nbytes,
+        device=cast("DeviceChoice", device),
+    )
+
+
+def _run(plan: ProbePlan, quiet: bool) -> ProbeResult:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    from kvtiers.bench.probe import num_shapes, run_probe
+    from kvtiers.bench.probe_plan import Shape
+
+    columns = (
+        TextColumn("{task.description:<34}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar, _terminable():
+        task = bar.add_task("the way to HBM", total=num_shapes(plan))
+
+        def on_shape(name: str, shape: Shape) -> None:
+            what = f"{name}: {shape.depth} x {shape.block_nbytes // 1024} KiB"
+            bar.update(task, advance=1, description=what)
+
+        result = run_probe(plan, on_shape)
+        bar.update(task, total=bar.tasks[0].completed, description="done")
+    return result
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the verb as Ctrl-C does, so that scratch folders are removed."""
+
+    def stop(_signal: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_folders(*paths: Path | None) -> None:
+    from kvtiers.model.errors import ConfigError
+
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder to write it to; make it first")
+
+
+def _write(path: Path, text: str) -> None:
+    from kvtiers.model.errors import ConfigError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _pretty(plain: dict[str, object]) -> str:
+    """Return JSON with one measurement a line."""
+    import json
+
+    cells = plain["cells"]
+    assert isinstance(cells, list)
+    text = json.dumps({**plain, "cells": "CELLS"}, indent=1)
+    rows = ",\n".join(f"  {json.dumps(cell)}" for cell in cells)
+    return text.replace('"CELLS"', f"[\n{rows}\n ]") + "\n"
+
+
+def _show(result: ProbeResult, even: Even | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from kvtiers.bench.probe_even import NO_SPEED
+    from kvtiers.bench.probe_report import (
+        LINK_CAPTION,
+        LINK_HEADER,
+        even_rows,
+        even_title,
+        link_rows,
+    )
+
+    console = Console()
+    table = Table(title="links", caption=LINK_CAPTION, box=box.SIMPLE_HEAVY)
+    for name in LINK_HEADER:
+        table.add_column(name, justify="left" if name == "link" else "right", no_wrap=True)
+    for row in link_rows(result.calibration):
+        table.add_row(*row)
+    console.print(table)
+    if even is None:
+        console.print(NO_SPEED, markup=False)
+    else:
+        console.print(even_title(even), markup=False)
+        table = Table(box=box.SIMPLE_HEAVY)
+        table.add_column("tier")
+        table.add_column("tokens", justify="right")
+        for tier, tokens in even_rows(even):
+            table.add_row(tier, tokens)
+        console.print(table)
+    for note in result.notes:
+        console.print(note, markup=False)

@@ -1,0 +1,91 @@
+"""What the device has yet to compute of prompts that were admitted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from kvtiers.cost.prefill import PrefillModel
+
+_REMEMBERED: Final = 4096  # first tokens whose step has not ended; an engine may never tell
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """A prompt: its tokens, those that are computed or loaded, and whether its load runs."""
+
+    num_tokens: int
+    num_computed: int
+    loading: bool
+
+
+class Backlog:
+    """Prompts from their admission to their first token.
+
+    Steps with tokens are counted as they are scheduled and as they end, in the same order, so
+    that it is known in which step a prompt's first token comes.
+    """
+
+    def __init__(self) -> None:
+        self._prefills: dict[str, _Prefill] = {}
+        self._num_scheduled = 0
+        self._num_ended = 0
+        self._first_tokens: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+
+    def seconds(self, prefill: PrefillModel) -> float:
+        """Return how long the device works on what it can begin with now."""
+        waiting = [p for p in self._prefills.values() if not p.loading]
+        if not waiting:
+            return 0.0
+        computed = np.array([p.num_computed for p in waiting])
+        rest = np.array([p.num_tokens for p in waiting]) - computed
+        return float(prefill.seconds(rest, computed).sum())
+
+    def admitted(
+        self, request_id: str, num_tokens: int, num_computed: int, *, loading: bool
+    ) -> None:
+        """Take a prompt in."""
+        # The last token is computed in any case.
+        self._prefills[request_id] = _Prefill(
+            num_tokens, min(num_computed, num_tokens - 1), loading
+        )
+
+    def loaded(self, request_id: str, num_lost: int) -> None:
+        """Note the end of a load, and how many of its tokens did not come."""
+        prefill = self._prefills.get(request_id)
+        if prefill is not None:
+            prefill.loading = False
+            prefill.num_computed = max(0, prefill.num_computed - num_lost)
+
+    def scheduled(self, num_computed_tokens: Mapping[str, int]) -> None:
+        """Note that a step begins, and what of each request in it is computed once it is done."""
+        if not num_computed_tokens:
+            return
+        self._num_scheduled += 1
+        for request_id in [i for i in self._prefills if i in num_computed_tokens]:
+            prefill, num_computed = self._prefills[request_id], num_computed_tokens[request_id]
+            if num_computed < prefill.num_tokens:
+                prefill.num_computed = num_computed
+            else:
+                del self._prefills[request_id]
+                self._first_tokens.append((self._num_scheduled, request_id))
+
+    def step_ended(self) -> Sequence[str]:
+        """Note the end of the oldest step that runs; returns whose first token it brought."""
+        self._num_ended += 1
+        first = []
+        while self._first_tokens and self._first_tokens[0][0] <= self._num_ended:
+            first.append(self._first_tokens.popleft()[1])
+        return first
+
+    def awaits(self, request_id: str) -> bool:
+        """Whether a step that runs brings a request's first token."""
+        return any(request_id == awaited for _, awaited in self._first_tokens)
+
+    def left(self, request_id: str) -> None:
+        """Forget a request: it is over, or was preempted."""
+        self._prefills.pop(request_id, None)

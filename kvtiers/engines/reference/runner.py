@@ -1,0 +1,344 @@
+"""Runs one request at a time on the reference model, with kvtiers below its KV blocks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvtiers.connector.rank import RankFacts, WrapStore, build_host_rank, build_torch_rank
+from kvtiers.connector.scheduler import SchedulerConnector
+from kvtiers.connector.shape import EngineShape
+from kvtiers.connector.step import Reload, Step
+from kvtiers.connector.worker import Loaded, WorkerConnector
+from kvtiers.cost.prefill import PrefillSpeed
+from kvtiers.cost.shapes import model_shape
+from kvtiers.engines.reference.model import Chunk, ReferenceModel
+from kvtiers.engines.reference.paged_kv import PagedKV
+from kvtiers.engines.reference.shape import ReferenceShape
+from kvtiers.model.config import Config
+from kvtiers.model.errors import CapacityError, ProtocolError
+from kvtiers.model.fingerprint import Fingerprint, Scalar
+from kvtiers.model.frame import VERSION
+from kvtiers.model.keys import Rank, prefix_hash_chain
+from kvtiers.model.layout import KVLayout
+from kvtiers.model.messages import Link, StepOrders
+from kvtiers.observe.decisions import Decision
+
+# Until steps have been measured: one CPU core with AVX-512, a fast GPU at half its peak.
+_SEED_STEP_SECONDS: Final = 0.005  # corrected by the first steps
+_SEED_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
+_POLL_SECONDS: Final = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """The engine around the model.
+
+    Attributes:
+        num_blocks: of the KV. block_size: tokens per block.
+        max_tokens_per_step: budget of a step; a longer prompt is computed in chunks.
+        num_groups: layer ranges with frames of their own; see `PagedKV.layout`.
+        instance: folder in private stores, where the configuration names none.
+    """
+
+    num_blocks: int
+    block_size: int = 32
+    max_tokens_per_step: int = 2048
+    num_groups: int = 1
+    instance: str = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A forward pass: its new tokens, those before them, and how long it took."""
+
+    num_tokens: int
+    num_context_tokens: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Generated:
+    """What came of a request.
+
+    Attributes:
+        token_ids: generated, greedily. ttft_seconds: from its arrival to the first of them.
+        load_seconds: of that, until the reload was settled; 0 without one between steps.
+        num_reloaded_tokens: of the prompt, whose KV came from kvtiers.
+        decision: what kvtiers predicted and chose, and why; None without kvtiers.
+        num_failed_blocks: that were to be reloaded and had to be computed.
+        steps: forward passes, in their order. links: what each link did meanwhile.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    ttft_seconds: float = 0.0
+    load_seconds: float = 0.0
+    num_reloaded_tokens: int = 0
+    decision: Decision | None = None
+    num_failed_blocks: int = 0
+    steps: list[MeasuredStep] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Request:
+    request_id: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    block_ids: list[int]
+    hashes: list[bytes]
+    result: Generated
+    arrived_at: float
+    num_computed: int = 0
+
+
+class ReferenceRunner:
+    """Prefill in chunks, decode greedily; blocks are forgotten as soon as a request ends.
+
+    Args:
+        config: the tiers below; None runs without kvtiers.
+        wrap_store: see `build_host_rank`.
+
+    Raises:
+        CapacityError, StoreError: a tier cannot be had.
+    """
+
+    def __init__(
+        self,
+        model: ReferenceModel,
+        settings: RunnerSettings,
+        config: Config | None = None,
+        wrap_store: WrapStore | None = None,
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        device = model.device
+        self.kv = PagedKV(model.shape, settings.num_blocks, settings.block_size, str(device))
+        self.scheduler: SchedulerConnector | None = None
+        self.worker: WorkerConnector | None = None
+        self._free = deque(range(settings.num_blocks))
+        self._num_requests = 0
+        if config is not None:
+            self._connect(config, wrap_store)
+
+    def _connect(self, config: Config, wrap_store: WrapStore | None) -> None:
+        settings, device = self.settings, self.model.device.type
+        layout = self.kv.layout(settings.num_groups)
+        facts = RankFacts(
+            Rank(), 1, reference_fingerprint(self.model.shape, device, layout), settings.instance
+        )
+        shape = EngineShape(
+            block_size=settings.block_size,
+            windows=(None,) * settings.num_groups,
+            num_ranks=1,
+            model=model_shape(self.model.shape.to_hf_config()),
+            max_tokens_per_step=settings.max_tokens_per_step,
+            seed_speed=PrefillSpeed(
+                _SEED_STEP_SECONDS, _SEED_FLOPS.get(device, _SEED_FLOPS["cuda"])
+            ),
+            loads_in_step=settings.num_groups == 1,
+            instance=settings.instance,
+        )
+        if device == "cpu":
+            self.worker = build_host_rank(config, layout, self.kv.addresses(), facts, wrap_store)
+        else:
+            self.worker = build_torch_rank(config, layout, self.kv.flat(), facts, wrap_store)
+        self.scheduler = SchedulerConnector(config, shape)
+        self.scheduler.connect([self.worker.hello])
+
+    def generate(self, prompt: Sequence[int], num_tokens: int = 1) -> Generated:
+        """Run one request to its end.
+
+        Raises:
+            CapacityError: it does not fit the KV.
+        """
+        request = self._admit(prompt, num_tokens)
+        try:
+            load = self._look_up(request)
+            if self.scheduler is not None:
+                tables = [request.block_ids] * self.settings.num_groups
+                self.scheduler.allocated(request.request_id, tables, 0, load)
+                request.result.decision = self._decision(request.request_id)
+            request.num_computed = load.num_tokens or 0
+            request.result.num_reloaded_tokens = request.num_computed
+            if request.num_computed and load.asynchronous:
+                self._wait_for_load(request)
+            while len(request.tokens) < request.num_prompt_tokens + num_tokens:
+                self._compute(request)
+        finally:
+            self._end(request)
+        request.result.token_ids = request.tokens[request.num_prompt_tokens :]
+        return request.result
+
+    def settle(self, seconds: float = 60.0) -> None:
+        """Run idle steps until kvtiers has nothing left to do.
+
+        Raises:
+            ProtocolError: it still has after so long.
+        """
+        until = time.monotonic() + seconds
+        while self.scheduler is not None and self.scheduler.busy:
+            if time.monotonic() > until:
+                raise ProtocolError(f"kvtiers is still busy after {seconds} s without requests")
+            self._idle_step()
+
+    def close(self) -> None:
+        """Release kvtiers' memory and stores; idempotent."""
+        if self.worker is not None:
+            self.worker.close()
+        if self.scheduler is not None:
+            self.scheduler.close()
+        self.worker = self.scheduler = None
+
+    # -- the life of a request ----------------------------------------------------------
+
+    def _admit(self, prompt: Sequence[int], num_tokens: int) -> _Request:
+        size = self.settings.block_size
+        # The last token is returned, not computed.
+        num_blocks = -(-(len(prompt) + num_tokens - 1) // size)
+        if not prompt or num_tokens < 1:
+            raise ValueError(f"{num_tokens} tokens after a prompt of {len(prompt)}: needs both")
+        if num_blocks > len(self._free):
+            raise CapacityError(
+                f"{len(prompt)} + {num_tokens} tokens need {num_blocks} blocks, the KV has "
+                f"{len(self._free)}; make it larger, or the prompt shorter"
+            )
+        self._num_requests += 1
+        block_ids = [self._free.popleft() for _ in range(num_blocks)]
+        request = _Request(
+            f"r{self._num_requests}",
+            list(prompt),
+            len(prompt),
+            block_ids,
+            prefix_hash_chain(prompt, size),
+            Generated(),
+            time.perf_counter(),
+        )
+        if self.scheduler is not None:
+            self.scheduler.arrived(request.request_id, request.hashes)
+        return request
+
+    def _look_up(self, request: _Request) -> Reload:
+        if self.scheduler is None:
+            return Reload(0, asynchronous=False)
+        while True:
+            load = self.scheduler.reloadable(
+                request.request_id, request.hashes, request.num_prompt_tokens, 0
+            )
+            if load.num_tokens is not None:
+                return load
+            time.sleep(_POLL_SECONDS)
+
+    def _decision(self, request_id: str) -> Decision | None:
+        assert self.scheduler is not None
+        decisions = self.scheduler.decisions
+        still_open = decisions.open_decision(request_id)
+        closed = (d for d in reversed(decisions.finished()) if d.request_id == request_id)
+        return still_open or next(closed, None)
+
+    def _wait_for_load(self, request: _Request) -> None:
+        while True:
+            loaded = self._idle_step(request.result)
+            if request.request_id in loaded.request_ids:
+                self._lose(request, loaded.failed_blocks)
+                request.result.load_seconds = time.perf_counter() - request.arrived_at
+                return
+
+    def _lose(self, request: _Request, failed_blocks: frozenset[int]) -> bool:
+        """Keep what lies before the first failed block; whether there was one."""
+        failed = [i for i, block in enumerate(request.block_ids) if block in failed_blocks]
+        if not failed:
+            return False
+        request.result.num_failed_blocks += len(failed)
+        request.num_computed = min(request.num_computed, failed[0] * self.settings.block_size)
+        request.result.num_reloaded_tokens = min(
+            request.result.num_reloaded_tokens, request.num_computed
+        )
+        return True
+
+    def _compute(self, request: _Request) -> None:
+        """Run one step of the request, and take its token if it was the last of the known."""
+        start = request.num_computed
+        end = min(len(request.tokens), start + self.settings.max_tokens_per_step)
+        num_known = len(request.tokens)
+        chunk = Chunk(request.tokens[start:end], start, request.block_ids)
+        self._begin_step({request.request_id: end}, end - start, request.block_ids)
+        if self.worker is not None:
+            self.worker.load_in_step()
+        began = time.perf_counter()
+        logits = self.model.forward([chunk], self.kv)
+        token = int(logits[0].argmax())
+        seconds = time.perf_counter() - began
+        loaded = self._end_step(request.result)
+        if self._lose(request, loaded.failed_blocks):
+            return  # computed on top of blocks that never came
+        request.result.steps.append(MeasuredStep(end - start, start, seconds))
+        if self.scheduler is not None:
+            self.scheduler.step_took([end - start], [start], seconds)
+        request.num_computed = end
+        if end == num_known:
+            if num_known == request.num_prompt_tokens:
+                request.result.ttft_seconds = time.perf_counter() - request.arrived_at
+            self._append(request, token)
+
+    def _append(self, request: _Request, token: int) -> None:
+        request.tokens.append(token)
+        size = self.settings.block_size
+        num_full = len(request.tokens) // size
+        if num_full > len(request.hashes):
+            parent = request.hashes[-1] if request.hashes else None
+            last = request.tokens[(num_full - 1) * size : num_full * size]
+            request.hashes.extend(prefix_hash_chain(last, size, parent=parent))
+
+    def _end(self, request: _Request) -> None:
+        if self.scheduler is not None:
+            tables = [request.block_ids] * self.settings.num_groups
+            self.scheduler.finished(request.request_id, tables)
+        self._free.extend(request.block_ids)
+
+    # -- steps ------------------------------------------------------------------------
+
+    def _idle_step(self, result: Generated | None = None) -> Loaded:
+        self._begin_step({}, 0, ())
+        return self._end_step(result)
+
+    def _begin_step(
+        self, num_computed: dict[str, int], num_tokens: int, block_ids: Sequence[int]
+    ) -> None:
+        if self.scheduler is None or self.worker is None:
+            return
+        orders: StepOrders = self.scheduler.schedule(
+            Step(
+                num_computed_tokens=num_computed,
+                overwritten=(),  # `allocated` has named every block of the request
+                preempted=(),
+                block_ids=lambda _: [block_ids] * self.settings.num_groups,
+                num_scheduled_tokens=num_tokens,
+            )
+        )
+        self.worker.begin_step(orders)
+
+    def _end_step(self, result: Generated | None) -> Loaded:
+        if self.scheduler is None or self.worker is None:
+            return Loaded()
+        self.worker.end_step()
+        loaded = self.worker.take_loaded()
+        report = self.worker.take_report()
+        if report is not None:
+            if result is not None:
+                result.links.extend(report.links)
+            self.scheduler.reported(report)
+        return loaded
+
+
+def reference_fingerprint(shape: ReferenceShape, device: str, layout: KVLayout) -> Fingerprint:
+    """Return everything that changes the meaning of a reference engine's KV bytes.
+
+    The weights follow from shape, seed and device.
+    """
+    payloads = {f"group{group.group}": group.describe_payload() for group in layout.groups}
+    facts: dict[str, Scalar] = {"frame": VERSION, "engine": "reference", "device": device}
+    return Fingerprint.of({**facts, **shape.facts(), **payloads})
