@@ -25,9 +25,12 @@ class Departures:
         self._places.dram.take_left()
         forgets = []
         for idx, tier in enumerate(self._places.stores):
-            if tier is not None:
+            if tier is None:
+                left = self._places.withdrawn.pop(idx, [])
+            else:
                 self._count_evicted(tier)
-            left = self._places.take_left(idx)
+                left = tier.take_left()
+                self._places.lose_hope(idx, left)
             if left:
                 forgets.append(Forget.of(self._places.settings[idx].name, left))
                 self._unback(left)

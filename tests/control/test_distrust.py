@@ -114,16 +114,20 @@ def test_a_frame_of_one_rank_only_leaves_a_shared_store_once_it_is_known_to_be_f
     assert not scene.shared.frames
 
 
+@pytest.mark.parametrize("written", [False, True], ids=["on its way", "written"])
 @pytest.mark.parametrize("store", [DISK, SHARED], ids=["disk", "shared"])
-def test_what_left_for_a_store_already_is_taken_back_there(store):
+def test_what_left_for_a_store_already_is_taken_back_there(store, written):
     scene = Scene(dram(4, replace(store, write="back"), high_watermark=0.5, low_watermark=0.25))
     scene.offload(B[:3], settle=False)
     (order,) = scene.step().after
     scene.answer(order.job_id)
     (demote,) = scene.step().before
+    if written:
+        scene.answer(demote.job_id)
     scene.controller.distrust()
     scene.step()
-    scene.answer(demote.job_id)
+    if not written:
+        scene.answer(demote.job_id)
     scene.settle()
     assert scene.hits(B[:3]) in (0, None)
     assert not scene.ranks[0].stores[store.name].frames

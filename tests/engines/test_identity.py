@@ -94,6 +94,19 @@ def test_release_of_vllm_changes_the_fingerprint(monkeypatch):
     assert digest() != before
 
 
+def test_draft_model_changes_the_fingerprint(tmp_path):
+    """Of two drafts with equal shapes each would propose by the other's keys and values."""
+    digests = {digest()}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+        config = vllm_config()
+        draft = SimpleNamespace(model=str(tmp_path / name), revision=None)
+        config.speculative_config = SimpleNamespace(draft_model_config=draft)
+        digests.add(digest(config))
+    assert len(digests) == 3
+
+
 def test_attention_backend_changes_the_fingerprint():
     def with_backend(name):
         config = vllm_config()

@@ -56,6 +56,10 @@ def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
     if _ROPE_BY_LENGTH & set(_rope_types(model.hf_config.to_dict())):
         # vLLM takes one of two sets of factors by the length that it is started with.
         facts["max_model_len"] = int(model.max_model_len)
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    if draft is not None:  # its layers lie in the same blocks
+        facts["draft_model"] = f"{draft.model}@{draft.revision}"
+        facts["draft_weights"] = weights_digest(weights_folder(draft))
     for group in layout.groups:
         facts[f"group{group.group}"] = group.describe_payload()
     return Fingerprint.of(facts)
