@@ -1,6 +1,7 @@
 """The decision, measured in real vLLM on the CPU: how far off predictions are, and what they cost.
 
     python bench/decide.py predict            # prediction error, on lengths that were not fitted
+    python bench/decide.py stall              # a store that drops to 1 % of its speed, and recovers
     python bench/decide.py regret --concurrency 1      # then 2, 4, 8: each adds its cells
     python bench/decide.py regret --concurrency 8 --factors 0.5 2 --repeats 3   # or piece by piece
 
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from decide_report import page
 
 from kvtiers.bench.engine_process import engine_environment
 from kvtiers.bench.random_model import RandomModel, write_random_model
@@ -73,7 +75,7 @@ class Engine:
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - takes seconds
         from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
 
-        self._throttle = throttle_memory_stores()
+        self.throttle = throttle_memory_stores()
         config = {
             "tiers": [
                 {"kind": "dram", "capacity": "160MiB"},
@@ -116,12 +118,18 @@ class Engine:
 
     def set_bandwidth(self, bytes_per_second: float) -> None:
         """Make the store so fast, and let kvtiers see it by loads of other lengths."""
-        self._throttle(bytes_per_second)
+        self.throttle(bytes_per_second)
         for num_tokens in FITTED:
             self.shoot(num_tokens, CostMode.ALWAYS, [0])
 
-    def shoot(self, num_tokens: int, mode: CostMode, documents: Sequence[int]) -> Shot:
-        """Ask for the first tokens of some documents at once, which only the store has."""
+    def shoot(
+        self, num_tokens: int, mode: CostMode, documents: Sequence[int], *, settle: bool = True
+    ) -> Shot:
+        """Ask for the first tokens of some documents at once, which only the store has.
+
+        Args:
+            settle: wait for what the store still does for them.
+        """
         from vllm import SamplingParams  # noqa: PLC0415
 
         self._forget()
@@ -137,7 +145,8 @@ class Engine:
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 first.setdefault(output.request_id, time.perf_counter() - started)
-        self._settle()
+        while settle and self.connector.busy:
+            self._engine.step()
         decisions = self.connector.decisions.finished()[-len(documents) :]
         outcomes = [decision.outcome for decision in decisions]
         alone = decisions[0] if len(documents) == 1 and decisions else None
@@ -157,10 +166,6 @@ class Engine:
         dram = self.connector.controller.dram
         for entry in [e for e in dram.entries() if e.residence is Residence.READY]:
             dram.doom(entry)
-
-    def _settle(self) -> None:
-        while self.connector.busy:
-            self._engine.step()
 
 
 def throttle_memory_stores() -> Any:
@@ -273,83 +278,36 @@ def device() -> str:
     return "unknown CPU"
 
 
-def page(result: dict[str, Any]) -> str:
-    """Return all pieces as Markdown."""
-    lines = [
-        "# The decision: prediction error and regret",
-        "",
-        f"{result['device']}, {result['date']}, load average {result['load']} at the end; vLLM on "
-        f"the CPU, 1 thread, {MODEL.num_layers} layers, hidden {MODEL.hidden_size}, "
-        f"{MODEL.kv_nbytes_per_token} bytes of KV a token, steps of {STEP_TOKENS} tokens. "
-        "Bandwidth as a multiple of the one at which loading a prompt of 2,048 tokens takes as "
-        f"long as computing it ({result['unit'] / 1e6:.0f} MB/s). "
-        "`python bench/decide.py predict`, `python bench/decide.py regret --concurrency N`",
-        "",
-    ]
-    if "predict" in result:
-        lines += predict_lines(result["predict"]["rows"])
-    if result.get("cells"):
-        lines += regret_lines(result["cells"])
-    return "\n".join(lines) + "\n"
+def stall(engine: Engine, unit: float) -> dict[str, Any]:
+    """Let the store drop to a hundredth of its bandwidth in mid-run, and recover."""
+    computed = statistics.median(
+        engine.shoot(LONGEST, CostMode.NEVER, [i]).ttft_seconds for i in range(5)
+    )
+    engine.set_bandwidth(8 * unit)
+    started, row = time.monotonic(), itertools.count()
+    served: list[dict[str, Any]] = []
 
+    def serve_until(phase: str, seconds: float, *, until_all: bool = False) -> None:
+        while time.monotonic() - started < seconds:
+            shot = engine.shoot(LONGEST, CostMode.AUTO, [next(row) % 8], settle=False)
+            served.append(
+                {
+                    "phase": phase,
+                    "at_seconds": time.monotonic() - started,
+                    "ttft_ms": 1e3 * shot.ttft_seconds,
+                    "num_loaded": shot.num_loaded,
+                    "num_failed": shot.num_failed,
+                }
+            )
+            if until_all and shot.num_loaded == (LONGEST - 1) // BLOCK_SIZE:
+                return
 
-def predict_lines(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "## Prediction error",
-        "",
-        "|predicted - measured| / measured of the time to the first token, on lengths that were "
-        "not fitted; one request at a time. Spread: interquartile range over median of repeats.",
-        "",
-        "| what | bandwidth | tokens | measured ms | median error | of the load | spread | runs |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        load = f"{statistics.median(row['load_errors']):.1%}" if row["load_errors"] else ""
-        lines.append(
-            f"| {row['what']} | {row['bandwidth_factor']:g}x | {row['num_tokens'] - 1} | "
-            f"{row['measured_ms']:.0f} | {statistics.median(row['errors']):.1%} | {load} | "
-            f"{row['spread']:.1%} | {len(row['errors'])} |"
-        )
-    lines.append("")
-    for what in ("recompute", "reload"):
-        mine = [row for row in rows if row["what"] == what]
-        error = statistics.median(e for row in mine for e in row["errors"])
-        allowed = max(0.10, 1.5 * statistics.median(row["spread"] for row in mine))
-        met = "met" if error <= allowed else "missed"
-        lines.append(f"- {what}: median error {error:.1%}, target <= {allowed:.1%}: {met}")
-    return [*lines, ""]
-
-
-def regret_lines(cells: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "## Regret",
-        "",
-        "Mean time to the first token of requests that come at once, ms, medians; regret of "
-        "deciding against the better of the other two. Target: <= 5 %, or the spread where that is "
-        "more.",
-        "",
-        "| requests | bandwidth | tokens | recompute | reload | kvtiers | regret | spread | blocks "
-        "loaded |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for c in cells:
-        ms = c["ms"]
-        lines.append(
-            f"| {c['concurrency']} | {c['bandwidth_factor']:g}x | {c['num_tokens'] - 1} | "
-            f"{ms['never']:.0f} | {ms['always']:.0f} | {ms['auto']:.0f} | {c['regret']:+.1%} | "
-            f"{c['spread']:.1%} | {c['blocks_loaded']:.0f} |"
-        )
-    met = [c for c in cells if c["regret"] <= max(0.05, c["spread"])]
-    worst = max(cells, key=lambda c: c["regret"])
-    return [
-        *lines,
-        "",
-        f"- {len(met)} of {len(cells)} cells within the target; median regret "
-        f"{statistics.median(c['regret'] for c in cells):+.1%}, worst {worst['regret']:+.1%} "
-        f"({worst['concurrency']} requests of {worst['num_tokens'] - 1} tokens at "
-        f"{worst['bandwidth_factor']:g}x)",
-        "",
-    ]
+    serve_until("before", 5)
+    engine.throttle(0.08 * unit)
+    serve_until("stalled", 40)
+    engine.throttle(8 * unit)
+    serve_until("after", 120, until_all=True)
+    return {"computed_ms": 1e3 * computed, "served": served}
 
 
 def place(cell: dict[str, Any]) -> tuple[float, ...]:
@@ -359,7 +317,7 @@ def place(cell: dict[str, Any]) -> tuple[float, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("piece", choices=["predict", "regret"])
+    parser.add_argument("piece", choices=["predict", "regret", "stall"])
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 8.0])
     parser.add_argument("--repeats", type=int, default=7)
@@ -374,6 +332,8 @@ def main() -> None:
         unit = break_even(engine)
         if args.piece == "predict":
             result["predict"] = predict(engine, unit, args.repeats)
+        elif args.piece == "stall":
+            result["stall"] = stall(engine, unit)
         else:
             new = regret(engine, unit, args.factors, args.repeats, args.concurrency)
             cells = {place(cell): cell for cell in [*result.get("cells", []), *new]}
@@ -381,6 +341,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     facts = {"device": device(), "date": datetime.now(UTC).date().isoformat()}
     result |= {**facts, "unit": unit, "load": round(load, 1), "model": asdict(MODEL)}
+    result |= {"kv_nbytes_per_token": MODEL.kv_nbytes_per_token, "step_tokens": STEP_TOKENS}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     args.out.with_suffix(".md").write_text(page(result))
     print(page(result))

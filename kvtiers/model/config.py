@@ -76,7 +76,8 @@ class ReloadConfig(Section):
 
     deadline: Deadline = Field(
         default=10.0,
-        description="Blocks of a request not loaded by then are recomputed.",
+        description="Blocks of a request not loaded by then are recomputed; `cost.mode: auto` gives "
+        "up earlier, once a load takes longer than computing would have.",
         examples=["10s"],
     )
     sync_below: Duration = Field(

@@ -261,10 +261,11 @@ class ThrottledStore(WrapperStore):
 
     def get(self, frames: Sequence[FrameRef]) -> StoreTicket:
         """Read, and hold the answer."""
+        began = max(self._free_at, self._clock())
         ticket = self.inner.get(frames)
         nbytes = sum(frame.nbytes for frame in frames)
         seconds = self._latency_seconds + nbytes / self.bytes_per_second
-        self._free_at = max(self._free_at, self._clock()) + seconds
+        self._free_at = began + seconds
         for answer in self.inner.poll():
             if answer.ticket == ticket:
                 self._held.append((self._free_at, replace(answer, seconds=seconds)))

@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from kvtiers.connector.build import control_settings, slots_for
+from kvtiers.connector.build import control_settings, cost_model, slots_for
 from kvtiers.connector.fit import check_memory, misfits
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.stores import RankStores
+from kvtiers.cost.links import LinkSeed, reload_link
+from kvtiers.cost.planner import Objective, PlanPolicy
 from kvtiers.cost.prefill import PrefillSpeed
 from kvtiers.data.slab import Slab
 from kvtiers.model.config import parse_mapping
+from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.errors import CapacityError, ProtocolError
 from kvtiers.model.keys import Rank
 from kvtiers.model.messages import Hello, StoreHello
@@ -152,3 +155,33 @@ def test_machine_that_fits_is_told_nothing(tmp_path):
         {"kind": "nvme", "paths": [str(tmp_path / "nvme")], "capacity": "1MiB"},
     ]
     assert misfits(parse_mapping({"tiers": tiers})) == []
+
+
+def test_write_budget_is_divided_over_the_ranks_and_frames_count_whole_slots():
+    tiers = [
+        {"kind": "dram", "capacity": "1MiB"},
+        {"kind": "nvme", "paths": ["/nowhere"], "capacity": "1GiB", "write_budget": "48GiB"},
+    ]
+    hellos = [replace(hello(i), stores={"nvme": StoreHello(9)}) for i in range(3)]
+    settings = control_settings(parse_mapping({"tiers": tiers}), shape(3), hellos)
+    (store,) = settings.stores
+    assert (store.write_budget_nbytes, store.frame_nbytes) == (16 * 2**30, 64 * KIB)
+
+
+def test_kv_groups_have_their_own_bytes():
+    hellos = [hello(payload=(40 * KIB, 20 * KIB))]
+    settings = control_settings(config(), shape(windows=(None, 64)), hellos)
+    assert [settings.group_nbytes(idx) for idx in range(2)] == [40 * KIB, 20 * KIB]
+
+
+def test_objective_deadline_and_seeds_reach_the_cost_model():
+    options = {
+        "tiers": [{"kind": "dram", "capacity": "1MiB"}],
+        "cost": {"objective": "throughput", "margin": 0.2},
+        "reload": {"deadline": "3s"},
+    }
+    seed = LinkSeed(1e-5, 1e-6, 7e9)
+    cost = cost_model(parse_mapping(options), replace(shape(), seed_link=seed))
+    assert cost.policy == PlanPolicy(CostMode.AUTO, 0.2, Objective.THROUGHPUT, 3.0)
+    assert cost.links[reload_link()].bandwidth_bytes_per_second == pytest.approx(7e9)
+    assert cost.prefill.flops_per_second == pytest.approx(1e12)

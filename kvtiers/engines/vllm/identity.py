@@ -93,6 +93,7 @@ def engine_shape(vllm_config: Any, kv_cache_config: Any) -> EngineShape:
         max_tokens_per_step=int(vllm_config.scheduler_config.max_num_batched_tokens),
         seed_speed=seed_speed(vllm_config, seed.shape, hardware),
         seed_link=seed_link(device, hardware, sum(len(group.layer_names) for group in groups)),
+        device=device,
         hashes_per_block=block_size // hash_size,
         # With asynchronous scheduling the next step already runs on a load that failed.
         loads_in_step=len(groups) == 1

@@ -1,0 +1,107 @@
+"""What the adapter measures of vLLM's steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from kvtiers.engines.vllm import scheduler_side
+from kvtiers.engines.vllm.scheduler_side import SchedulerSide
+from kvtiers.model.config import default_config
+from kvtiers.model.messages import StepOrders
+
+from .fakes import full, kv_cache_config, vllm_config
+
+
+class Recorder:
+    """In place of the connector: notes what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[list[int], float]] = []
+        self.num_ended = 0
+
+    def schedule(self, step) -> StepOrders:
+        return StepOrders(1, 0, num_scheduled_tokens=step.num_scheduled_tokens)
+
+    def step_took(self, num_new, num_context, seconds) -> None:
+        self.steps.append((num_new, seconds))
+
+    def step_ended(self) -> None:
+        self.num_ended += 1
+
+
+@pytest.fixture
+def side(monkeypatch):
+    side = SchedulerSide(default_config(), vllm_config(), kv_cache_config(full()))
+    side.connector.close()
+    side.connector = Recorder()
+    side.now = 0.0
+    monkeypatch.setattr(scheduler_side.time, "monotonic", lambda: side.now)
+    return side
+
+
+def begin(side: SchedulerSide, **num_tokens: int) -> None:
+    """Schedule a step with so many new tokens of each request."""
+    new = [
+        SimpleNamespace(req_id=name, num_computed_tokens=0, block_ids=([1],)) for name in num_tokens
+    ]
+    cached = SimpleNamespace(
+        req_ids=[], num_computed_tokens=[], new_block_ids=[], resumed_req_ids=set()
+    )
+    side.build_meta(
+        SimpleNamespace(
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=cached,
+            num_scheduled_tokens=num_tokens,
+            total_num_scheduled_tokens=sum(num_tokens.values()),
+            preempted_req_ids=(),
+            kv_connector_block_state=SimpleNamespace(resolve_block_ids=lambda _: ([1],)),
+        )
+    )
+
+
+def end(side: SchedulerSide) -> None:
+    """vLLM hands an output over."""
+    side.output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids=set()))
+
+
+def test_step_is_measured_from_its_start_to_its_output(side):
+    begin(side, a=100)
+    side.now = 2.0
+    end(side)
+    assert side.connector.steps == [([100], 2.0)]
+    assert side.connector.num_ended == 1
+
+
+def test_step_without_tokens_that_ends_unseen_spoils_no_later_measurement(side):
+    """vLLM hands over no output of a step that ran no model and had no news."""
+    begin(side)
+    side.now = 1.0
+    begin(side, a=100)
+    side.now = 4.0
+    end(side)
+    begin(side, a=1)
+    side.now = 4.5
+    end(side)
+    assert side.connector.steps == [([100], 3.0), ([1], 0.5)]
+
+
+def test_news_of_a_step_without_tokens_are_no_step(side):
+    begin(side)
+    end(side)
+    assert side.connector.steps == []
+    assert side.connector.num_ended == 0
+
+
+def test_steps_that_overlap_are_measured_one_after_another(side):
+    begin(side, a=100)
+    side.now = 1.0
+    begin(side, b=50)
+    side.now = 3.0
+    end(side)
+    side.now = 4.0
+    end(side)
+    assert side.connector.steps == [([100], 3.0), ([50], 1.0)]
