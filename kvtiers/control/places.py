@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtiers.control.gates import Gates
-from kvtiers.control.jobs import Row
 from kvtiers.control.presence import Belief, PresenceTable
 from kvtiers.control.settings import StoreSettings
 from kvtiers.control.tier import Residence, Tier
@@ -23,7 +22,7 @@ class Places:
             contents are known through `presence` only.
         gates: which stores are in use.
         inherited: indexes of private stores with frames of an earlier life; emptied by a reset.
-        withdrawn: by index of a shared store the keys that it must drop, for all engines.
+        retracted: by index of a shared store, keys that ranks are still to be told to drop.
         false: keys of which running jobs may write false frames, and how many: not believed, nor
             written, until those are over, since a store takes a frame that is there for another.
     """
@@ -34,7 +33,7 @@ class Places:
     settings: Sequence[StoreSettings]
     gates: Gates
     inherited: set[int] = field(default_factory=set)
-    withdrawn: dict[int, list[BlockKey]] = field(default_factory=dict)
+    retracted: dict[int, list[BlockKey]] = field(default_factory=dict)
     false: Counter[BlockKey] = field(default_factory=Counter)
 
     def belief(self, idx: int, key: BlockKey) -> Belief:
@@ -58,8 +57,6 @@ class Places:
     def lacks(self, idx: int, key: BlockKey) -> bool:
         """Whether a store in use has no such block, or has not heard of it for long."""
         tier = self.stores[idx]
-        if key in self.false:
-            return False
         if not self.gates.most_writes(idx) or (tier is not None and tier.get(key) is not None):
             return False
         return tier is not None or not self.presence.fresh(self.settings[idx].name, key)
@@ -89,43 +86,45 @@ class Places:
         if tier is not None and tier.get(key) is None:
             tier.leave(key)
 
-    def withdraw(self, idx: int, key: BlockKey) -> None:
-        """Have every rank drop a frame that is false, whoever's books it is in by now.
+    def retract(self, idx: int, key: BlockKey) -> None:
+        """Drop a frame that is false from every rank, whether it is in the books or not."""
+        tier = self.stores[idx]
+        if tier is None:
+            self.presence.missed(self.settings[idx].name, key)
+            self.retracted.setdefault(idx, []).append(key)
+            return
+        entry = tier.get(key)
+        if entry is None:
+            tier.leave(key)
+        else:
+            tier.doom(entry)
 
-        What was written under a key is never written again, so that it must go before the key is
-        put anew; to drop a true frame costs a miss.
-        """
+    def no_longer_false(self, key: BlockKey) -> None:
+        """Note that one job which wrote a false frame is over."""
+        self.false[key] -= 1
+        if self.false[key] <= 0:
+            del self.false[key]
+
+    def take_left(self, idx: int) -> list[BlockKey]:
+        """Return the keys that ranks must drop from a store, since the last call."""
         tier = self.stores[idx]
         if tier is not None:
-            tier.leave(key)
-            return
-        self.presence.missed(self.settings[idx].name, key)
-        self.withdrawn.setdefault(idx, []).append(key)
+            left = tier.take_left()
+            if idx in self.inherited:
+                self._lose_hope(self.settings[idx].name, left)
+            return left
+        return list(dict.fromkeys(self.retracted.pop(idx, ())))
 
-    def may_be_false(self, rows: Iterable[Row]) -> None:
-        """Note what running jobs write that the engine has taken back."""
-        for row in rows:
-            self.false[row.key] += not row.false
-            row.false = True
-
-    def over(self, row: Row) -> None:
-        """Note that a job which writes is over."""
-        if row.false:
-            self.false[row.key] -= 1
-            if not self.false[row.key]:
-                del self.false[row.key]
-
-    def lose_hope(self, idx: int, keys: Sequence[BlockKey]) -> None:
-        """Note that frames have left a private store, some of an earlier life."""
-        store = self.settings[idx].name
-        for key in keys if idx in self.inherited else ():
+    def _lose_hope(self, store: str, keys: Sequence[BlockKey]) -> None:
+        """Note that frames of an earlier life which were taken over are gone."""
+        for key in keys:
             if self.presence.of(store, key) is Belief.PRESENT:
                 self.presence.missed(store, key)
 
     def reset(self) -> None:
         """Serve nothing that is there now."""
         self.inherited.clear()
-        self.withdrawn.clear()
+        self.retracted.clear()
         self.dram.reset()
         for tier in self.stores:
             if tier is not None:

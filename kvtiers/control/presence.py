@@ -68,7 +68,7 @@ class PresenceTable:
         """
         keys = list(unpack_keys(answer.keys))
         for key, present in zip(keys, answer.present.tolist(), strict=True):
-            self._believe(answer.store, key, math.inf if present else self._soon())
+            self._believe(answer.store, key, math.inf if present else self._now + ABSENT_SECONDS)
 
     def wrote(self, store: str, key: BlockKey) -> None:
         """Note a successful write of our own."""
@@ -76,15 +76,13 @@ class PresenceTable:
 
     def missed(self, store: str, key: BlockKey) -> None:
         """Note that a key is not there, or not to be had: the hint must not be given again."""
-        self._believe(store, key, _FOR_GOOD if store in self._private else self._soon())
+        until = _FOR_GOOD if store in self._private else self._now + ABSENT_SECONDS
+        self._believe(store, key, until)
 
     def reset(self) -> None:
         """Forget everything."""
         self._beliefs.clear()
         self.version += 1
-
-    def _soon(self) -> float:
-        return self._now + ABSENT_SECONDS
 
     def _believe(self, store: str, key: BlockKey, until: float) -> None:
         self._beliefs[store, key] = (until, self._now)

@@ -35,24 +35,27 @@ class Suspects:
                 self._rows_of[transfer.job_id] = job.rows
 
     def doom(self) -> None:
-        """Serve none of it, and let no store keep it."""
-        rows = {row.key: row for rows in self._rows_of.values() for row in rows}
-        for row in rows.values():
+        """Serve none of it, and let no store keep it: what is put there again must be written."""
+        rows = [row for rows in self._rows_of.values() for row in rows]
+        keys = {row.key for row in rows}
+        for job in self._jobs:  # those on their way from DRAM to a store are false, too
+            if job.kind in (TransferKind.OFFLOAD, TransferKind.DEMOTE):
+                running = [row for row in job.rows if row.key in keys and not row.false]
+                self._places.false.update(row.key for row in running)
+                rows += running
+        for row in rows:
+            row.false = True
             if row.entry is not None:
                 self._places.dram.doom(row.entry)
-            self._withdraw(row)
-        for job in self._jobs:  # what is still on its way to a store is withdrawn as it arrives
-            if job.kind in (TransferKind.OFFLOAD, TransferKind.DEMOTE):
-                self._places.may_be_false(row for row in job.rows if row.key in rows)
+            self._retract(row)
         self._rows_of.clear()
         self._recent.clear()
 
-    def _withdraw(self, row: Row) -> None:
-        """Drop a row's block from all stores: a demotion may have taken it down since."""
+    def _retract(self, row: Row) -> None:
         for idx, tier in enumerate(self._places.stores):
+            written = idx in row.store_entries
             if tier is None:
-                belief = self._places.belief(idx, row.key)
-                if idx in row.store_entries or belief is Belief.PRESENT:
-                    self._places.withdraw(idx, row.key)
-            elif (stored := tier.get(row.key)) is not None:
-                tier.doom(stored)
+                name = self._places.settings[idx].name
+                written = written or self._places.presence.of(name, row.key) is Belief.PRESENT
+            if written or (tier is not None and tier.get(row.key) is not None):
+                self._places.retract(idx, row.key)

@@ -133,9 +133,9 @@ class SchedulerSide:
         loads = []
         if isinstance(meta, KVTiersWorkerMetadata):
             loads = self.connector.reported(meta.report)
+        self._apart.told(loads)
         if ended:
             self.connector.step_ended()
-        self._apart.told(loads)
         if output.invalid_block_ids and not self._apart.explain(output.invalid_block_ids):
             self.connector.distrust()
         self._evict_failed(output.invalid_block_ids or set())

@@ -1,4 +1,4 @@
-"""What vLLM's outputs say: which loads failed, and how long steps took."""
+"""What a failed load takes back, as vLLM's scheduler tells of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtiers.control.answers import LoadDone
 from kvtiers.engines.vllm.metadata import KVTiersWorkerMetadata
 from kvtiers.engines.vllm.scheduler_side import SchedulerSide
 from kvtiers.model.config import parse_mapping
-from kvtiers.model.messages import StepOrders, WorkerReport
+from kvtiers.model.messages import WorkerReport
 
 from .fakes import full, kv_cache_config, vllm_config
 
@@ -28,7 +28,6 @@ class Told:
         self.num_distrusts = 0
         self.asynchronous = True
         self.loads: list[LoadDone] = []
-        self.steps: list[tuple[list[int], list[int]]] = []
 
     def reloadable(self, *_):
         return Reload(32, asynchronous=self.asynchronous)
@@ -38,15 +37,6 @@ class Told:
 
     def reported(self, _):
         return self.loads
-
-    def schedule(self, _):
-        return StepOrders(1, 0)
-
-    def step_ended(self):
-        pass
-
-    def step_took(self, num_new, num_context, seconds):
-        self.steps.append((num_new, num_context))
 
     def distrust(self):
         self.num_distrusts += 1
@@ -59,25 +49,6 @@ class Told:
         self.side.num_matched(request, 0)
         blocks = [SimpleNamespace(is_null=False, block_id=b) for b in block_ids]
         self.side.allocated(request, SimpleNamespace(blocks=[blocks]), 32)
-
-    def schedule_step(self, **num_tokens):
-        new = [
-            SimpleNamespace(req_id=name, num_computed_tokens=0, block_ids=[[]])
-            for name in num_tokens
-        ]
-        cached = SimpleNamespace(
-            req_ids=[], num_computed_tokens=[], new_block_ids=[], resumed_req_ids=set()
-        )
-        self.side.build_meta(
-            SimpleNamespace(
-                scheduled_new_reqs=new,
-                scheduled_cached_reqs=cached,
-                num_scheduled_tokens=num_tokens,
-                total_num_scheduled_tokens=sum(num_tokens.values()),
-                preempted_req_ids=None,
-                kv_connector_block_state=SimpleNamespace(resolve_block_ids=None),
-            )
-        )
 
     def output(self, invalid=(), over=()):
         self.loads = [LoadDone(request_id, 0, 2, 0.1) for request_id in over]
@@ -109,17 +80,3 @@ def test_any_other_load_that_failed_does(invalid):
     told.load("a", [5, 6])
     told.load("b", [7, 8], asynchronous=False)
     assert told.output(invalid=invalid, over=["a", "b"]) == 1
-
-
-def test_steps_without_tokens_are_not_taken_for_others():
-    """vLLM tells nothing of a step that had neither tokens nor news: one in 2 ms of waiting."""
-    told = Told()
-    for _ in range(5):
-        told.schedule_step()
-    told.schedule_step(a=10)
-    told.output()
-    told.schedule_step()
-    told.output()
-    told.schedule_step(b=20)
-    told.output()
-    assert told.steps == [([10], [0]), ([20], [0])]
