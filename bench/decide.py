@@ -133,6 +133,7 @@ class Engine:
         from vllm import SamplingParams  # noqa: PLC0415
 
         self._forget()
+        num_before = len(self.connector.decisions.finished())
         cost = self.connector.controller.cost
         cost.policy = replace(cost.policy, mode=mode)
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
@@ -147,7 +148,7 @@ class Engine:
                 first.setdefault(output.request_id, time.perf_counter() - started)
         while settle and self.connector.busy:
             self._engine.step()
-        decisions = self.connector.decisions.finished()[-len(documents) :]
+        decisions = self.connector.decisions.finished()[num_before:]
         outcomes = [decision.outcome for decision in decisions]
         alone = decisions[0] if len(documents) == 1 and decisions else None
         return Shot(

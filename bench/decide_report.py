@@ -95,7 +95,11 @@ def stall_lines(result: dict[str, Any]) -> list[str]:
     hurt = [s for s in phases["stalled"] if s["ttft_ms"] > 1.5 * computed]
     quiet = [s["ttft_ms"] for s in phases["stalled"] if not s["num_loaded"] + s["num_failed"]]
     took = ", ".join(f"{s['ttft_ms']:.0f} ms" for s in hurt)
-    back = phases["after"][-1]["at_seconds"] - phases["stalled"][-1]["at_seconds"]
+    last = phases["after"][-1]
+    after = f"{last['at_seconds'] - phases['stalled'][-1]['at_seconds']:.1f} s"
+    whole = max(s["num_loaded"] for s in served)
+    tried = [s for s in phases["stalled"] if 0 < s["num_loaded"] + s["num_failed"] < whole]
+    trials = ", ".join(f"{s['ttft_ms']:.0f} ms" for s in tried)
     return [
         "## A stall",
         "",
@@ -106,6 +110,10 @@ def stall_lines(result: dict[str, Any]) -> list[str]:
         f"- {len(hurt)} of {len(phases['stalled'])} requests took more than 1.5 times as long as "
         f"computing: {took}. The others "
         f"{statistics.median(quiet):.0f} ms.",
-        f"- {back:.1f} s after the store was as fast again, all blocks were loaded again.",
+        f"- The store was tried {len(tried)} times with 8 blocks meanwhile; these took "
+        f"{trials or 'no request'}.",
+        f"- {after} after the store was as fast again, all blocks were loaded again."
+        if last["num_loaded"] == whole
+        else f"- {after} after the store was as fast again, not all blocks were loaded yet.",
         "",
     ]

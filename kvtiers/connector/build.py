@@ -8,13 +8,16 @@ from kvtiers.connector.calibrated import measured_seeds
 from kvtiers.connector.shape import EngineShape
 from kvtiers.control.settings import PREFETCH_SHARE, ControlSettings, GroupSettings, StoreSettings
 from kvtiers.cost.links import HBM_SEED, Links, StoreKind
+from kvtiers.cost.loads import Frames
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Objective, PlanPolicy
 from kvtiers.cost.prefill import FALLBACK_SHAPE, PrefillModel
+from kvtiers.data.load_lane import MAX_FRAMES_IN_STORE
 from kvtiers.model.config import Config
 from kvtiers.model.config_tiers import NvmeTier, StoreTier
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.errors import CapacityError, ProtocolError
+from kvtiers.model.frame import ALIGNMENT
 from kvtiers.model.keys import Rank
 from kvtiers.model.messages import Hello
 from kvtiers.model.units import format_size, whole_mib
@@ -81,6 +84,7 @@ def control_settings(
         reload_deadline=config.reload.deadline,
         lookup_deadline=config.reload.lookup_deadline,
         prefetch_share=PREFETCH_SHARE if config.reload.prefetch == "auto" else 0.0,
+        frames=Frames(MAX_FRAMES_IN_STORE, ALIGNMENT),
     )
 
 

@@ -65,6 +65,7 @@ class Outlook:
             wait_seconds=self._busy_seconds(),
             others_ready_seconds=tuple(ready),
             windows=self._windows,
+            frames=self._settings.frames,
         )
 
     def expect(self, job: Job, plan: ReloadPlan | None) -> None:

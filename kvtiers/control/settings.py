@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kvtiers.cost.loads import PIPED, Frames
+
 # Of the slots: room for a burst of requests, and three quarters stay what the policy made of them.
 PREFETCH_SHARE: Final = 0.25
 
@@ -65,6 +67,7 @@ class ControlSettings:
         lookup_deadline: seconds that a request waits for a shared store's answer.
         max_window: most slots that one job stages through.
         prefetch_share: share of the slots that may hold blocks brought for requests that wait.
+        frames: how ranks get blocks from stores.
     """
 
     num_slots: int
@@ -80,6 +83,7 @@ class ControlSettings:
     lookup_deadline: float = 0.05
     max_window: int = 64
     prefetch_share: float = PREFETCH_SHARE
+    frames: Frames = PIPED
 
     def group_nbytes(self, group: int) -> int:
         """Return the payload bytes of one block of a KV group."""

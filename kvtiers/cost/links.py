@@ -167,6 +167,13 @@ class LinkModel:
             if best < 1.0:
                 self._cost.scale(max(best, 0.5))
 
+    def recovered(self, num_blocks: int, nbytes: int, seconds: float) -> None:
+        """Believe a job that shows a stall to be over; what was measured in the stall was true
+        of the stall only."""
+        predicted = float(self.seconds(num_blocks, nbytes))
+        if 0 < seconds < predicted:
+            self._cost.scale(seconds / predicted)
+
     def fit(self, jobs: Sequence[Link]) -> None:
         """Learn from many jobs at once, as of a calibration; see `LearnedSum.fit`."""
         moved = [job for job in jobs if job.num_blocks > 0]
@@ -257,7 +264,11 @@ class Links(Mapping[str, LinkModel]):
         trust = self._trust[link.name]
         if trust.standing is Standing.ON_TRIAL and link.num_blocks > 0:
             well = model.seconds_at_best(link.num_blocks, link.nbytes) * _GOOD_TRIAL
-            (trust.regain if link.seconds <= well else trust.fail)()
+            if link.seconds <= well:
+                trust.regain()
+                model.recovered(link.num_blocks, link.nbytes, link.seconds)
+            else:
+                trust.fail()
         model.observe(link.num_blocks, link.nbytes, link.seconds)
 
     def stalled(self, name: str, now: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,22 @@ class WindowKV:
 
 
 @dataclass(frozen=True, slots=True)
+class Frames:
+    """How a rank gets blocks from stores.
+
+    Attributes:
+        num_together: blocks that it asks a store for at once, and that come together.
+        header_nbytes: of a frame, beside its block; does not go to HBM.
+    """
+
+    num_together: int = 1
+    header_nbytes: int = 0
+
+
+PIPED: Final = Frames()  # one block after another, nothing beside them
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """What one link moves, for one reload or, entry by entry, for several."""
 
@@ -46,22 +63,32 @@ class Batch:
         counts = np.atleast_1d(np.asarray(num_blocks, dtype=np.int64))
         return cls(counts, counts.astype(np.float64) * block_nbytes)
 
+    def at_most(self, num_blocks: int) -> Batch:
+        """Return so many of these blocks, or all where they are fewer."""
+        share = np.minimum(1.0, num_blocks / np.maximum(self.num_blocks, 1))
+        return Batch(np.minimum(self.num_blocks, num_blocks), self.nbytes * share)
+
 
 @dataclass(frozen=True, slots=True)
 class Loads:
     """Reloads, entry by entry: all they bring to HBM, and what of it comes from each store.
 
     Attributes:
-        last_nbytes: of the last block, which goes to HBM when everything else is there.
+        last: the blocks that go to HBM when everything else is there.
     """
 
     to_hbm: Batch
     from_stores: Mapping[str, Batch]
-    last_nbytes: int
+    last: Batch
 
     @classmethod
     def of_prefixes(
-        cls, sources: UInt8s, block_nbytes: int, links: Links, windows: Sequence[WindowKV] = ()
+        cls,
+        sources: UInt8s,
+        block_nbytes: int,
+        links: Links,
+        windows: Sequence[WindowKV] = (),
+        frames: Frames = PIPED,
     ) -> Loads:
         """Return the reloads of the first m blocks, for every m from 0 to ``len(sources)``.
 
@@ -71,12 +98,12 @@ class Loads:
         """
         prefix = _Prefix(len(sources), block_nbytes, windows)
         from_stores = {
-            links.stores[source - 1]: prefix.batch(sources == source)
+            links.stores[source - 1]: prefix.batch(sources == source, frames.header_nbytes)
             for source in np.flatnonzero(np.bincount(sources))
             if source > 0
         }
         everything = prefix.batch(np.ones(len(sources), dtype=np.bool_))
-        return cls(everything, from_stores, block_nbytes)
+        return cls(everything, from_stores, prefix.batch(sources > 0).at_most(frames.num_together))
 
     @classmethod
     def of_counts(
@@ -92,21 +119,22 @@ class Loads:
         stores = zip(links.stores, counts[1:], strict=False)
         total = np.sum(counts, axis=0) if counts else np.zeros(1, np.int64)
         from_stores = {store: Batch.of(num, block_nbytes) for store, num in stores}
-        return cls(Batch.of(total, block_nbytes), from_stores, block_nbytes)
+        last = np.minimum(total - counts[0], 1) if counts else np.zeros(1, np.int64)
+        return cls(Batch.of(total, block_nbytes), from_stores, Batch.of(last, block_nbytes))
 
     def seconds(self, links: Links) -> Float64s:
-        """Return the seconds of ``store -> slot -> HBM``, block by block.
+        """Return the seconds of ``store -> slot -> HBM``, some blocks at a time.
 
-        The slower stage rules; where stores rule, the last block still has to go from its slot to
-        HBM. Stores are added up: two of them are commonly files on the same disk.
+        The slower stage rules; where stores rule, the last blocks still have to go from their
+        slots to HBM. Stores are added up: two of them are commonly files on the same disk.
         """
         way = links[reload_link()]
         to_hbm = _seconds(self.to_hbm, reload_link(), links)
         from_stores = np.zeros(len(to_hbm))
         for store, batch in self.from_stores.items():
             from_stores += _seconds(batch, read_link(store), links)
-        last_block = float(way.seconds(1, self.last_nbytes))
-        by_stores = np.where(from_stores > 0, from_stores + last_block, 0.0)
+        last = way.seconds(self.last.num_blocks, self.last.nbytes)
+        by_stores = np.where(from_stores > 0, from_stores + last, 0.0)
         return np.asarray(np.maximum(to_hbm, by_stores), dtype=np.float64)
 
     def busiest_link_seconds(self, links: Links) -> Float64s:
@@ -129,7 +157,7 @@ class _Prefix:
         self._windows = windows
         self._m = np.arange(num_blocks + 1)
 
-    def batch(self, chosen: npt.NDArray[np.bool_]) -> Batch:
+    def batch(self, chosen: npt.NDArray[np.bool_], header_nbytes: int = 0) -> Batch:
         """Return the needed blocks among those chosen."""
         counts = np.zeros(len(self._m), dtype=np.int64)
         np.cumsum(chosen, out=counts[1:])
@@ -140,7 +168,7 @@ class _Prefix:
             within = counts - counts[np.maximum(self._m - group.num_blocks, 0)]
             nbytes += within.astype(np.float64) * group.block_nbytes
             needed = np.maximum(needed, within)
-        return Batch(needed, nbytes)
+        return Batch(needed, nbytes + needed.astype(np.float64) * header_nbytes)
 
 
 def _seconds(batch: Batch, name: str, links: Links) -> Float64s:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtiers.cost.links import Links
-from kvtiers.cost.loads import Loads, WindowKV
+from kvtiers.cost.loads import PIPED, Frames, Loads, WindowKV
 from kvtiers.cost.prefill import PrefillModel
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import UInt8s
@@ -60,6 +60,7 @@ class Prompt:
             requests that each knew only themselves, the few that compute would hold up all that
             loaded: up to 31 % of mean TTFT in `tests/cost/test_regret.py`, and none with this.
         windows: KV groups of which only the last blocks are loaded; part of `block_nbytes`.
+        frames: how blocks come from stores.
     """
 
     num_tokens: int
@@ -70,6 +71,7 @@ class Prompt:
     stalled_seconds: float = 0.0
     others_ready_seconds: tuple[float, ...] = ()
     windows: tuple[WindowKV, ...] = ()
+    frames: Frames = PIPED
 
     def after(self, num_blocks: int, stalled_seconds: float) -> Prompt:
         """Return the rest of a prompt of whose reload so many blocks have come.
@@ -165,7 +167,9 @@ def plan_reload(
         ValueError: sizes do not match, a store does not exist, or blocks exceed the prompt.
     """
     _check(sources, valid, prompt, links)
-    of_prefixes = Loads.of_prefixes(sources, prompt.block_nbytes, links, prompt.windows)
+    of_prefixes = Loads.of_prefixes(
+        sources, prompt.block_nbytes, links, prompt.windows, prompt.frames
+    )
     loads = of_prefixes.seconds(links)
     loads[1:] += prompt.stalled_seconds
     rest, first_step = _rest_seconds(len(sources), prompt, prefill)

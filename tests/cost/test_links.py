@@ -282,3 +282,20 @@ def test_unknown_link_is_measured_rather_than_fatal(caplog):
     assert links["new>dram"].num_observed == 3
     assert links.queued_nbytes("new>dram") == 0
     assert len(caplog.records) == 1
+
+
+def test_trial_that_goes_well_undoes_what_was_learnt_in_the_stall():
+    """Else a link that is fast again would be believed to be slow for a minute more."""
+    links = Links.seeded({"disk": StoreKind.NVME})
+    name, block = read_link("disk"), 2**21
+    for _ in range(20):
+        links.observe(Link(name, 64, 64 * block, 64 * block / 10e9))
+    links.stalled(name, 0.0)
+    for _ in range(5):  # what the stalled jobs brought in the end
+        links.observe(Link(name, 64, 64 * block, 64 * block / 0.1e9))
+    assert links[name].effective_bandwidth(block, 64) < 0.3e9
+    links.revisit(FIRST_WAIT_SECONDS)
+    assert links.standing(name) is Standing.ON_TRIAL
+    links.observe(Link(name, 8, 8 * block, 8 * block / 10e9))
+    assert links.standing(name) is Standing.HELD
+    assert links[name].effective_bandwidth(block, 64) > 5e9

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvtiers.control.settings import GroupSettings
 from kvtiers.cost.links import Links, read_link, reload_link
-from kvtiers.cost.loads import Loads, WindowKV
+from kvtiers.cost.loads import Frames, Loads, WindowKV
 from kvtiers.cost.planner import PlanPolicy, Prompt, plan_reload
 
 from .machine import BLOCK_NBYTES, BLOCK_SIZE, bare_link, h100, one_disk
@@ -63,6 +63,27 @@ def test_counts_and_prefixes_agree(sources):
     by_count = Loads.of_counts(counts, 100, links).seconds(links)
     by_prefix = Loads.of_prefixes(np.array(sources, np.uint8), 100, links).seconds(links)
     assert by_count[0] == pytest.approx(by_prefix[-1])
+
+
+def test_blocks_that_come_together_go_to_hbm_together():
+    """A store is asked for 4 at once: the last 4, or all where they are fewer, are not piped."""
+    links = one_disk(bare_link(1e9))
+    sources = np.ones(10, np.uint8)
+    piped = Loads.of_prefixes(sources, 10**6, links).seconds(links)
+    together = Loads.of_prefixes(sources, 10**6, links, frames=Frames(4)).seconds(links)
+    to_hbm = links[reload_link()]
+    one = float(to_hbm.seconds(1, 10**6))
+    for m in range(1, 11):
+        last = float(to_hbm.seconds(min(m, 4), min(m, 4) * 10**6))
+        assert together[m] == pytest.approx(piped[m] - one + last)
+
+
+def test_headers_are_read_and_go_no_further():
+    links = two_disks()
+    found = Loads.of_prefixes(np.ones(3, np.uint8), 1000, links, frames=Frames(1, 50))
+    assert found.to_hbm.nbytes.tolist() == [0, 1000, 2000, 3000]
+    (batch,) = found.from_stores.values()
+    assert batch.nbytes.tolist() == [0, 1050, 2100, 3150]
 
 
 def test_windows_that_hold_more_than_everything_are_refused():
