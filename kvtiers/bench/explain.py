@@ -156,9 +156,9 @@ def explanation(decision: LoggedDecision) -> Explanation:
 def regret_seconds(decision: LoggedDecision) -> float | None:
     """Estimate how much sooner the first token had come with another choice.
 
-    What the chosen one took is its prediction with the load as it was measured; what the others
-    had taken is what was predicted of them, since nobody tried. So errors in the prediction of
-    computing cancel.
+    What the chosen one took is its prediction with the load as it was measured, but no more than
+    the first token took; what the others had taken is what was predicted of them, since nobody
+    tried. So errors in the prediction of computing mostly cancel.
 
     Returns:
         seconds, >= 0; None where nothing was predicted.
@@ -279,12 +279,17 @@ def _pairs(decision: LoggedDecision) -> dict[str, Pair]:
 
 
 def _taken_seconds(decision: LoggedDecision) -> float | None:
-    """Return what the chosen one took, by prediction, with the load as it was measured."""
+    """Return what the chosen one took, by prediction, with the load as it was measured.
+
+    A load within the engine's step is measured with that step; the first token bounds both.
+    """
     chosen = decision.predicted_seconds.get("chosen")
     load = _pairs(decision).get("load")
     if chosen is None or load is None:
         return chosen
-    return chosen + load.late_seconds
+    taken = chosen + load.late_seconds
+    ttft = decision.ttft_seconds
+    return taken if ttft is None or ttft <= 0 else min(taken, ttft)
 
 
 def _others_seconds(decision: LoggedDecision) -> Iterable[float]:
@@ -311,4 +316,5 @@ def _unknown(log: DecisionFile, request_id: str, others: tuple[str, ...]) -> str
     near = [other for other in others if request_id and request_id in other][-3:]
     near = near or get_close_matches(request_id, others, n=3, cutoff=0.5) or list(others[-3:])
     names = ", ".join(repr(name) for name in near)
-    return f"{log.path}: no decision of request {request_id!r}; there are {names}, among others"
+    more = ", among others" if len(others) > len(near) else ""
+    return f"{log.path}: no decision of request {request_id!r}; there are {names}{more}"

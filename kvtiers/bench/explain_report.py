@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,24 +11,15 @@ import numpy as np
 
 from kvtiers.bench.explain import Errors, Pair, Summary
 from kvtiers.bench.explain_words import milliseconds, short
-from kvtiers.model.errors import ConfigError
+from kvtiers.bench.page import NO_PICTURES, canvas, png, table, write_files
+from kvtiers.bench.page import page as html_page
 
-NO_PICTURES: Final = "no pictures: matplotlib is not installed; pip install 'kvtiers[bench]'"
 REGRET_NOTE: Final = (
     "Regret is an estimate: what was chosen, with its load as measured, against what was "
     "predicted of the alternatives, which nobody tried."
 )
 
 Rows = list[tuple[str, str]]
-
-_STYLE: Final = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0}
-th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd}
-th:first-child,td:first-child{text-align:left}
-.note{background:#fff6d9;padding:.5rem 1rem;border-left:4px solid #e0b400}
-img{max-width:100%}
-"""
 
 
 def count_rows(summary: Summary) -> Rows:
@@ -98,35 +86,18 @@ def write_report(summary: Summary, folder: Path) -> tuple[list[Path], str | None
     }
     if picture is not None:
         contents["png"] = picture
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for suffix, content in contents.items():
-            path = folder / f"decisions.{suffix}"
-            path.write_bytes(content)
-            written.append(path)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot write there: {error}") from error
+    written = write_files(contents, folder, "decisions")
     return written, None if picture is not None else NO_PICTURES
 
 
 def page(summary: Summary, picture: bytes | None) -> str:
     """Return one HTML page with everything in it, the picture included."""
-    parts = [
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Decisions</title>',
-        f"<style>{_STYLE}</style><h1>Decisions</h1>",
-        *(_table((), rows(summary)) for rows in (count_rows, block_rows, error_rows)),
-        f'<p class="note">{html.escape(REGRET_NOTE)}</p>',
-    ]
-    if picture is None:
-        parts.append(f'<p class="note">{html.escape(NO_PICTURES)}</p>')
-    else:
-        encoded = base64.b64encode(picture).decode()
-        parts.append(f'<img alt="predicted and measured" src="data:image/png;base64,{encoded}">')
+    parts = ["".join(table((), rows(summary)) for rows in (count_rows, block_rows, error_rows))]
     if summary.worst:
-        parts.append("<h2>Loads that took the longest beyond their prediction</h2>")
-        parts.append(_table(("request", "line", "predicted", "measured"), worst_rows(summary)))
-    return "\n".join([*parts, "</html>\n"])
+        heading = "<h2>Loads that took the longest beyond their prediction</h2>"
+        header = ("request", "line", "predicted", "measured")
+        parts.append(heading + table(header, worst_rows(summary)))
+    return html_page("Decisions", (REGRET_NOTE,), parts, picture)
 
 
 def _total(seconds: float) -> str:
@@ -142,22 +113,12 @@ def _error(errors: Errors | None) -> str:
     )
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    top = line("th", header) if header else ""
-    return "<table>" + top + "".join(line("td", row) for row in rows) + "</table>"
-
-
 def _picture(summary: Summary) -> bytes | None:
     """Return a PNG of predictions and measurements; None without matplotlib."""
-    try:
-        from matplotlib.figure import Figure as Canvas  # noqa: PLC0415 - an optional package
-    except ImportError:
+    figure = canvas()
+    if figure is None:
         return None
-    canvas = Canvas(figsize=(11, 4.5), layout="constrained")
-    scatter, histogram = canvas.subplots(1, 2)
+    scatter, histogram = figure.subplots(1, 2)
     for name, colour in (("load", "C0"), ("ttft", "C1")):
         pairs = summary.pairs.get(name, ())
         if pairs:
@@ -171,9 +132,7 @@ def _picture(summary: Summary) -> bytes | None:
     scatter.set(xlabel="predicted seconds", ylabel="measured seconds", title="predictions")
     scatter.grid(visible=True, which="both", alpha=0.3)
     histogram.set(xlabel="predicted / measured - 1", ylabel="decisions", title="errors")
-    buffer = io.BytesIO()
-    canvas.savefig(buffer, format="png", dpi=110, metadata={"Software": "kvtiers"})
-    return buffer.getvalue()
+    return png(figure)
 
 
 def _draw_pairs(axes: Any, pairs: Sequence[Pair], name: str, colour: str) -> None:

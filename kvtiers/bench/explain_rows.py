@@ -48,7 +48,8 @@ def alternative_rows(found: Explanation) -> list[tuple[str, str, str, str]]:
     """Return each alternative: predicted, measured, and the error of the prediction."""
     decision = found.decision
     predicted = decision.predicted_seconds
-    names = [name for name in _WORDS if name in predicted]
+    hidden = {"auto"} if decision.mode == "auto" else set()  # as it is what was chosen
+    names = [name for name in _WORDS if name in predicted and name not in hidden]
     measured = {"load": ("load", decision.load_seconds), "chosen": ("ttft", decision.ttft_seconds)}
     rows = []
     for name in [*names, *sorted(predicted.keys() - _WORDS.keys())]:

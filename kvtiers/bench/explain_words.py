@@ -59,5 +59,7 @@ def milliseconds(seconds: float | None) -> str:
     """Return a time to read."""
     if seconds is None:
         return "an unknown time"
+    if not seconds:
+        return "0 ms"
     digits = 0 if abs(seconds) >= 0.1 else 1 if abs(seconds) >= 0.01 else 2
     return f"{seconds * 1e3:,.{digits}f} ms"

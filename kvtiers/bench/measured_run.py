@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,7 @@ from kvtiers.bench.measure import (
     splits_left,
 )
 from kvtiers.bench.plan import MeasuredPlan
+from kvtiers.bench.scratch import scratch_beside
 from kvtiers.model.errors import ConfigError
 
 POINTS_FILE: Final = "points.json"
@@ -83,6 +85,7 @@ def run_measured(
         ConfigError: a folder cannot be used, or holds points of another plan.
         BenchError: a measurement went wrong.
     """
+    _check_device(plan.device)
     plan, points = _read_points(plan, output) if resume else (plan, [])
     if plan.balanced and plan.throttle is None and plan.stores:
         progress("finding a throttle", 0)
@@ -99,7 +102,7 @@ def run_measured(
 
     watch = Watch(keep, tell, time.monotonic() + plan.max_seconds)
     notes = [*_notes(plan)]
-    with _Scratch(folder) as scratch:
+    with _scratch(folder) as scratch:
         points = measure_ways(plan, scratch / "ways", points, watch)
     done = sum(point.way != SPLIT for point in points)
     complete = done == num_measurements(plan)
@@ -128,7 +131,7 @@ def _with_splits(
             f"No split was measured: on {wanted.store}, load and computation are not within a "
             "factor of 2 of each other at any length; --throttle auto can make them so."
         )
-    with _Scratch(folder) as scratch:
+    with _scratch(folder) as scratch:
         points = measure_splits(plan, scratch / "splits", wanted, points, watch)
     complete = not splits_left(plan, wanted, points)
     if not complete:
@@ -146,11 +149,18 @@ def _wanted_splits(plan: MeasuredPlan, points: list[Measured]) -> Splits:
     return Splits(store, lengths, choose)
 
 
+def _check_device(device: str) -> None:
+    import torch  # noqa: PLC0415 - slow to import
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("torch finds no CUDA device; measure with --device cpu")
+
+
 def device_name(device: str) -> str:
     """Return what a torch device is called."""
     import torch  # noqa: PLC0415 - slow to import
 
-    if device.startswith("cuda"):
+    if device == "cuda":
         return str(torch.cuda.get_device_name(device))
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -173,23 +183,16 @@ def _notes(plan: MeasuredPlan) -> list[str]:
     return notes
 
 
-class _Scratch:
-    """A folder that is gone afterwards, whatever happens."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> Path:
-        try:
-            if self._folder is not None:
-                self._folder.mkdir(parents=True, exist_ok=True)
-            self._temporary = tempfile.TemporaryDirectory(prefix="kvtiers-bench-", dir=self._folder)
-        except OSError as error:
-            raise ConfigError(f"{self._folder}: no stores can be made there: {error}") from error
-        return Path(self._temporary.name)
-
-    def __exit__(self, *_: object) -> None:
-        self._temporary.cleanup()
+@contextlib.contextmanager
+def _scratch(folder: Path | None) -> Iterator[Path]:
+    """Make an empty folder that is gone afterwards; also removes those of runs that were killed."""
+    above = Path(tempfile.gettempdir()) if folder is None else folder
+    try:
+        above.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{above}: no stores can be made there: {error}") from error
+    with scratch_beside(above / "stores", inside_mount=False) as scratch:
+        yield scratch
 
 
 def _read_points(plan: MeasuredPlan, output: Path | None) -> tuple[MeasuredPlan, list[Measured]]:

@@ -20,6 +20,7 @@ RECOMPUTE: Final = "recompute"
 DRAM: Final = "dram"
 NVME: Final = "nvme"
 LMDB: Final = "lmdb"
+DEVICES: Final = ("cpu", "cuda")
 TIERS: Final = (DRAM, NVME, LMDB)
 DEFAULT_LENGTHS: Final = (256, 512, 1024, 2048, 4096)
 STAGING_SLOTS: Final = 64  # of a slab that shall keep nothing: what one job stages through
@@ -83,6 +84,8 @@ class MeasuredPlan:
             raise ConfigError(f"tiers {self.tiers}: some of {TIERS}, {DRAM!r} always")
         if self.throttle is not None and not self.throttle > 0:
             raise ConfigError(f"a throttle of {self.throttle} bytes/s; must be > 0")
+        if self.device not in DEVICES:
+            raise ConfigError(f"no device {self.device!r}; known: {', '.join(DEVICES)}")
         if not 1 <= self.num_stages <= self.shape.num_layers:
             raise ConfigError(
                 f"{self.num_stages} stages; must be 1 to the {self.shape.num_layers} layers"

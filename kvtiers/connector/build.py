@@ -116,7 +116,8 @@ def cost_model(config: Config, shape: EngineShape) -> CostModel:
     model = shape.model or FALLBACK_SHAPE
     prefill = PrefillModel.of(shape.seed_speed, model, shape.max_tokens_per_step)
     stores = {store.name: StoreKind(store.kind) for store in config.stores}
-    links = Links.seeded(stores, hbm=shape.seed_link or HBM_SEED, measured=measured_seeds(config))
+    hbm = shape.seed_link or HBM_SEED
+    links = Links.seeded(stores, hbm=hbm, measured=measured_seeds(config, shape.device))
     policy = PlanPolicy(
         CostMode(config.cost.mode),
         config.cost.margin,

@@ -16,13 +16,17 @@ logger = logging.getLogger(__name__)
 _AGAIN = "run `kvtiers probe` again"
 
 
-def measured_seeds(config: Config, machine: MachineFacts | None = None) -> dict[str, LinkSeed]:
+def measured_seeds(
+    config: Config, device: str = "", machine: MachineFacts | None = None
+) -> dict[str, LinkSeed]:
     """Return link name to what was measured; nothing where no calibration is configured.
 
     A file that was measured on another machine, and a tier of it that is another medium, say
-    nothing about this one: they are passed over with a warning, and the built-in seeds hold.
+    nothing about this one: they are passed over with a warning, and the built-in seeds hold. So is
+    the way to HBM where it was measured for an engine on another device.
 
     Args:
+        device: of the engine, "cpu" or "cuda"; "" if that is not known.
         machine: this one; None asks the kernel.
 
     Raises:
@@ -39,6 +43,12 @@ def measured_seeds(config: Config, machine: MachineFacts | None = None) -> dict[
         )  # fmt: skip
         return {}
     names = [offload_link(), reload_link()]
+    if device and device != found.device:
+        logger.warning(
+            "%s measured the way to HBM for an engine on %s, not %s: that is not used; %s",
+            config.cost.calibration, found.device, device, _AGAIN,
+        )  # fmt: skip
+        names = []
     for tier in config.stores:
         why = _misfit(tier, found)
         if why:

@@ -164,6 +164,7 @@ class SchedulerConnector:
             raise ProtocolError(f"request {request_id!r} was allocated blocks but never looked up")
         answer, state.answer = state.answer, None
         state.admitted = True
+        self.controller.admitted(request_id)
         if answer is not None:
             self._accounts.admitted(state, answer, self.controller.epoch)
             self._backlog.admitted(

@@ -20,6 +20,7 @@ class EngineShape:
         model: what a token costs to compute; None where it cannot be told.
         max_tokens_per_step: the engine's token budget.
         seed_speed: the engine's speed, until steps have been measured.
+        device: where its KV lies, "cpu" or "cuda"; "" if it does not say.
         seed_link: the way between slab and HBM, until it is measured; None: of PCIe 5 x16.
         loads_in_step: whether the engine may be given loads within the step that reads them: it
             drops that step's output when one fails, has not scheduled another step on top of
@@ -39,3 +40,4 @@ class EngineShape:
     instance: str = "0"
     why_not_lasting: str = ""
     seed_link: LinkSeed | None = None
+    device: str = ""

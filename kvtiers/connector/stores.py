@@ -63,20 +63,23 @@ class RankStores:
         elif isinstance(tier, NvmeTier):
             self._open_files(tier)
         else:
+            self._require_one_block(tier)
             self.stores[tier.name] = LMDBStore(self._slab, lmdb_settings(tier))
             self.hellos[tier.name] = StoreHello(None)
 
     def _open_memory(self, tier: MemoryTier) -> None:
+        self._require_one_block(tier)
         nbytes = tier.capacity // self._num_ranks
-        num_frames = nbytes // self._slab.slot_nbytes
-        if num_frames < 1:
-            least = self._num_ranks * self._slab.slot_nbytes
+        self.stores[tier.name] = MemoryStore(self._slab, nbytes)
+        self.hellos[tier.name] = StoreHello(nbytes // self._slab.slot_nbytes)
+
+    def _require_one_block(self, tier: MemoryTier | LmdbTier) -> None:
+        least = self._num_ranks * self._slab.slot_nbytes
+        if tier.capacity < least:
             raise CapacityError(
                 f"{format_size(tier.capacity)} over {self._num_ranks} rank(s) does not hold one "
                 f"block of {self._slab.slot_nbytes} bytes; write at least {whole_mib(least)}"
             )
-        self.stores[tier.name] = MemoryStore(self._slab, nbytes)
-        self.hellos[tier.name] = StoreHello(num_frames)
 
     def _open_files(self, tier: NvmeTier) -> None:
         store = FileStore(

@@ -69,7 +69,8 @@ class Controller:
             else Tier(s.name, s.capacity_blocks, make_policy(settings.evict))
             for s in settings.stores
         ]
-        self.presence = PresenceTable()
+        private = {s.name for s in settings.stores if s.capacity_blocks is not None}
+        self.presence = PresenceTable(private=private)
         self.jobs = JobTable(tuple(ranks))
         self.fences = Fences()
         self.gates = Gates(settings, counters)

@@ -25,11 +25,9 @@ class Departures:
         self._places.dram.take_left()
         forgets = []
         for idx, tier in enumerate(self._places.stores):
-            if tier is None:
-                left = self._places.withdrawn.pop(idx, [])
-            else:
+            if tier is not None:
                 self._count_evicted(tier)
-                left = tier.take_left()
+            left = self._places.take_left(idx)
             if left:
                 forgets.append(Forget.of(self._places.settings[idx].name, left))
                 self._unback(left)

@@ -26,6 +26,7 @@ class Row:
         lands: whether the entry is being filled by this job, not read.
         parent: the block before it, None for the first. position: in its prefix, from 0.
         given_up: whether the row is sent without its source, for want of any slot to stage it.
+        false: whether what it writes was computed on a load that failed.
     """
 
     key: BlockKey
@@ -37,6 +38,7 @@ class Row:
     parent: BlockKey | None = None
     given_up: bool = False
     position: int = 0
+    false: bool = False
 
 
 @dataclass(slots=True)

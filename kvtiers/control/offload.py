@@ -143,6 +143,8 @@ class OffloadDesk:
         for row in job.rows:
             if row.entry is not None:
                 self._dram.unpin(row.entry)
+            if row.false:
+                self._places.no_longer_false(row.key)
         if job.kind is TransferKind.DEMOTE and not job.keeps:
             self._demoting.difference_update(row.key for row in job.rows)
             self._drain_to_low_watermark(job)
@@ -204,7 +206,8 @@ class OffloadDesk:
         tier, admission = self._stores[idx], self._admissions[idx]
         # What an earlier life has left is put again: that writes nothing, and makes it ours.
         shared = tier is None and self._presence.fresh(store.name, row.key)
-        if shared or (tier is not None and tier.get(row.key) is not None):
+        held = shared or (tier is not None and tier.get(row.key) is not None)
+        if held or row.key in self._places.false:
             return
         if not self._gates.most_writes(idx):
             self._counters.add("kvtiers_offloads_dropped_total", (f"off_{store.name}",))
@@ -232,7 +235,7 @@ class OffloadDesk:
         name, tier = self._settings.stores[idx].name, self._stores[idx]
         entry = row.store_entries[idx]
         # Some rank refused the block, or the engine took its tokens back: others wrote it in vain.
-        false = row.entry is not None and row.entry.doomed
+        false = row.false or (row.entry is not None and row.entry.doomed)
         if outcome is Outcome.OK:
             self._counters.add("kvtiers_blocks_demoted_total", (name,))
         else:
@@ -241,10 +244,10 @@ class OffloadDesk:
             self._dram.back(row.entry)
         if tier is not None and entry is not None:
             tier.commit(entry) if outcome is Outcome.OK else tier.abandon(entry)
-        if false and believed:
-            self._places.withdraw(idx, row.key)
-        elif tier is None and outcome is Outcome.OK and believed:
+        elif outcome is Outcome.OK and believed and not false:
             self._presence.wrote(name, row.key)
+        if false and believed:  # some rank may have written it after it was told to drop it
+            self._places.retract(idx, row.key)
 
     def _landed(self, job: Job, outcomes: UInt8s) -> None:
         """Make blocks READY in DRAM, or give their reservations up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,9 @@ class Places:
             contents are known through `presence` only.
         gates: which stores are in use.
         inherited: indexes of private stores with frames of an earlier life; emptied by a reset.
-        withdrawn: by index of a shared store the keys that it must drop, for all engines.
+        retracted: by index of a shared store, keys that ranks are still to be told to drop.
+        false: keys of which running jobs may write false frames, and how many: not believed, nor
+            written, until those are over, since a store takes a frame that is there for another.
     """
 
     dram: Tier
@@ -30,11 +33,14 @@ class Places:
     settings: Sequence[StoreSettings]
     gates: Gates
     inherited: set[int] = field(default_factory=set)
-    withdrawn: dict[int, list[BlockKey]] = field(default_factory=dict)
+    retracted: dict[int, list[BlockKey]] = field(default_factory=dict)
+    false: Counter[BlockKey] = field(default_factory=Counter)
 
     def belief(self, idx: int, key: BlockKey) -> Belief:
         """Return what is known of a block in a store: by control's own books, else by hearsay."""
         tier = self.stores[idx]
+        if key in self.false:
+            return Belief.ABSENT
         if tier is not None:
             entry = tier.get(key)
             if entry is not None:
@@ -80,23 +86,45 @@ class Places:
         if tier is not None and tier.get(key) is None:
             tier.leave(key)
 
-    def withdraw(self, idx: int, key: BlockKey) -> None:
-        """Have every rank drop a frame that is false, whoever's books it is in by now.
+    def retract(self, idx: int, key: BlockKey) -> None:
+        """Drop a frame that is false from every rank, whether it is in the books or not."""
+        tier = self.stores[idx]
+        if tier is None:
+            self.presence.missed(self.settings[idx].name, key)
+            self.retracted.setdefault(idx, []).append(key)
+            return
+        entry = tier.get(key)
+        if entry is None:
+            tier.leave(key)
+        else:
+            tier.doom(entry)
 
-        What was written under a key is never written again, so that it must go before the key is
-        put anew; to drop a true frame costs a miss.
-        """
+    def no_longer_false(self, key: BlockKey) -> None:
+        """Note that one job which wrote a false frame is over."""
+        self.false[key] -= 1
+        if self.false[key] <= 0:
+            del self.false[key]
+
+    def take_left(self, idx: int) -> list[BlockKey]:
+        """Return the keys that ranks must drop from a store, since the last call."""
         tier = self.stores[idx]
         if tier is not None:
-            tier.leave(key)
-            return
-        self.presence.missed(self.settings[idx].name, key)
-        self.withdrawn.setdefault(idx, []).append(key)
+            left = tier.take_left()
+            if idx in self.inherited:
+                self._lose_hope(self.settings[idx].name, left)
+            return left
+        return list(dict.fromkeys(self.retracted.pop(idx, ())))
+
+    def _lose_hope(self, store: str, keys: Sequence[BlockKey]) -> None:
+        """Note that frames of an earlier life which were taken over are gone."""
+        for key in keys:
+            if self.presence.of(store, key) is Belief.PRESENT:
+                self.presence.missed(store, key)
 
     def reset(self) -> None:
         """Serve nothing that is there now."""
         self.inherited.clear()
-        self.withdrawn.clear()
+        self.retracted.clear()
         self.dram.reset()
         for tier in self.stores:
             if tier is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict
+from collections.abc import Container
 from enum import Enum
 from typing import Final
 
@@ -13,6 +15,7 @@ from kvtiers.model.messages import Presence
 _REMEMBERED: Final = 1 << 20
 FRESH_SECONDS: Final = 60.0  # a store that evicts by last access keeps a block for longer
 ABSENT_SECONDS: Final = 2.0  # another engine may have computed the block meanwhile
+_FOR_GOOD: Final = sys.float_info.max
 
 
 class Belief(Enum):
@@ -27,10 +30,15 @@ class PresenceTable:
     """Beliefs per store and key, bounded; the oldest answers are forgotten first.
 
     Time goes on by `tick` only: between two calls nothing changes by itself.
+
+    Args:
+        private: stores that nobody else writes to: what was not to be had there does not come
+            back, though an inventory of the start says on that it is there.
     """
 
-    def __init__(self, capacity: int = _REMEMBERED) -> None:
+    def __init__(self, capacity: int = _REMEMBERED, private: Container[str] = ()) -> None:
         self._capacity = capacity
+        self._private = private
         # Until when a key is believed to be absent, infinity for one that is present; since when.
         self._beliefs: OrderedDict[tuple[str, BlockKey], tuple[float, float]] = OrderedDict()
         self._now = 0.0
@@ -60,10 +68,7 @@ class PresenceTable:
         """
         keys = list(unpack_keys(answer.keys))
         for key, present in zip(keys, answer.present.tolist(), strict=True):
-            if present:
-                self._believe(answer.store, key, math.inf)
-            else:
-                self.missed(answer.store, key)
+            self._believe(answer.store, key, math.inf if present else self._now + ABSENT_SECONDS)
 
     def wrote(self, store: str, key: BlockKey) -> None:
         """Note a successful write of our own."""
@@ -71,7 +76,8 @@ class PresenceTable:
 
     def missed(self, store: str, key: BlockKey) -> None:
         """Note that a key is not there, or not to be had: the hint must not be given again."""
-        self._believe(store, key, self._now + ABSENT_SECONDS)
+        until = _FOR_GOOD if store in self._private else self._now + ABSENT_SECONDS
+        self._believe(store, key, until)
 
     def reset(self) -> None:
         """Forget everything."""

@@ -8,7 +8,8 @@ from typing import Final
 
 from kvtiers.control.jobs import JobTable, Row
 from kvtiers.control.places import Places
-from kvtiers.model.messages import JobId, Transfer
+from kvtiers.control.presence import Belief
+from kvtiers.model.messages import JobId, Transfer, TransferKind
 
 _NUM_STEPS: Final = 3  # the one that failed, and two that were scheduled before the news
 
@@ -34,16 +35,27 @@ class Suspects:
                 self._rows_of[transfer.job_id] = job.rows
 
     def doom(self) -> None:
-        """Serve none of it."""
-        for rows in self._rows_of.values():
-            for row in rows:
-                if row.entry is not None:
-                    self._places.dram.doom(row.entry)
-                for idx, stored in row.store_entries.items():
-                    tier = self._places.stores[idx]
-                    if tier is None:  # what is still on its way there is withdrawn as it arrives
-                        self._places.withdraw(idx, row.key)
-                    elif stored is not None:
-                        tier.doom(stored)
+        """Serve none of it, and let no store keep it: what is put there again must be written."""
+        rows = [row for rows in self._rows_of.values() for row in rows]
+        keys = {row.key for row in rows}
+        for job in self._jobs:  # those on their way from DRAM to a store are false, too
+            if job.kind in (TransferKind.OFFLOAD, TransferKind.DEMOTE):
+                running = [row for row in job.rows if row.key in keys and not row.false]
+                self._places.false.update(row.key for row in running)
+                rows += running
+        for row in rows:
+            row.false = True
+            if row.entry is not None:
+                self._places.dram.doom(row.entry)
+            self._retract(row)
         self._rows_of.clear()
         self._recent.clear()
+
+    def _retract(self, row: Row) -> None:
+        for idx, tier in enumerate(self._places.stores):
+            written = idx in row.store_entries
+            if tier is None:
+                name = self._places.settings[idx].name
+                written = written or self._places.presence.of(name, row.key) is Belief.PRESENT
+            if written or (tier is not None and tier.get(row.key) is not None):
+                self._places.retract(idx, row.key)

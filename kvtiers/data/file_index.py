@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import lmdb
 
 from kvtiers.data.index_check import index_problem
+from kvtiers.data.lmdb_files import sync_folder
 from kvtiers.model.errors import StoreError
 from kvtiers.model.keys import STORE_KEY_NBYTES, StoreKey
 
@@ -22,6 +24,7 @@ FOLDER_NAME: Final = "index"
 FORMAT: Final = 1
 _RECORD = struct.Struct("<IIQQ")
 _META = struct.Struct("<IIQQ16s")
+_DRAFT: Final = "new"  # a folder: an index that is being made
 _META_KEY: Final = b"store"
 _LOCK_NBYTES: Final = 8192  # LMDB's, for 126 readers
 
@@ -68,28 +71,29 @@ class FileIndex:
         StoreError: it cannot be opened, or was made for another shape of store.
     """
 
+    _env: lmdb.Environment
+
     def __init__(self, folder: Path, num_files: int, slot_nbytes: int, map_nbytes: int) -> None:
         self.path = folder / FOLDER_NAME
         self._num_files = num_files
         self._slot_nbytes = slot_nbytes
+        self._map_nbytes = map_nbytes
+        self._fd = -1
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
+            shutil.rmtree(self.path / _DRAFT, ignore_errors=True)  # of one that was killed
             self._remove_damaged()
             self._allocate_lock()
-            self._env = lmdb.open(
-                str(self.path), map_size=map_nbytes, max_dbs=2, mode=0o600, max_spare_txns=1
-            )
-            self._fd = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)  # for its size
+            self._open()
         except (OSError, lmdb.Error) as error:
             raise StoreError(
                 f"cannot open the index {self.path}: {error}; it must be a folder that user "
                 f"{os.geteuid()} may write; remove it to start without its frames"
             ) from error
         try:
-            self._meta = self._env.open_db(b"meta")
-            self._frames = self._env.open_db(b"frames")
+            self._open_databases(self._env)
             self.store_id, self.generation = self._enter()
-            self._size = os.fstat(self._fd).st_size  # it never shrinks
+            self._size = os.fstat(self._fd).st_size
         except lmdb.Error as error:
             self.close()
             raise StoreError(
@@ -118,18 +122,35 @@ class FileIndex:
         """
         self._require_length()
         with self._env.begin(write=True) as txn:
-            for change in changes:
-                if change.key is None:
-                    txn.drop(self._frames, delete=False)
-                    txn.put(_META_KEY, self._pack(change.generation), db=self._meta)
-                elif change.record is None:
-                    txn.delete(change.key, db=self._frames)
-                else:
-                    record = change.record
-                    value = _RECORD.pack(
-                        record.file_idx, record.slot, record.nbytes, record.sequence
-                    )
-                    txn.put(change.key, value, db=self._frames)
+            self._put(txn, changes)
+        self._size = os.fstat(self._fd).st_size
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether the file is larger than it may be: it was made for more slots than there are."""
+        return self._size > self._map_nbytes
+
+    def rewrite(self, records: Mapping[StoreKey, IndexRecord]) -> None:
+        """Make the file anew, with some records only: it may have no room to delete the others.
+
+        Raises:
+            OSError, lmdb.Error: it was not made, and the index is as it was, but may be closed.
+        """
+        draft = self.path / _DRAFT
+        draft.mkdir(mode=0o700)
+        meta, changes = self._pack(self.generation), [IndexChange(k, r) for k, r in records.items()]
+        self.close()
+        self._env = lmdb.open(str(draft), map_size=self._map_nbytes, max_dbs=2, mode=0o600)
+        self._open_databases(self._env)
+        with self._env.begin(write=True) as txn:
+            txn.put(_META_KEY, meta, db=self._meta)
+            self._put(txn, changes)
+        self._env.close()
+        (draft / "data.mdb").replace(self.path / "data.mdb")
+        sync_folder(self.path)  # the old one must not come back: its slots are written anew
+        shutil.rmtree(draft)
+        self._open()
+        self._open_databases(self._env)
         self._size = os.fstat(self._fd).st_size
 
     def close(self) -> None:
@@ -140,6 +161,27 @@ class FileIndex:
             self._fd = -1
 
     # -- internals --------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._env = lmdb.open(
+            str(self.path), map_size=self._map_nbytes, max_dbs=2, mode=0o600, max_spare_txns=1
+        )
+        self._fd = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)  # for its size
+
+    def _open_databases(self, env: lmdb.Environment) -> None:
+        self._meta, self._frames = env.open_db(b"meta"), env.open_db(b"frames")
+
+    def _put(self, txn: lmdb.Transaction[Any], changes: Sequence[IndexChange]) -> None:
+        for change in changes:
+            if change.key is None:
+                txn.drop(self._frames, delete=False)
+                txn.put(_META_KEY, self._pack(change.generation), db=self._meta)
+            elif change.record is None:
+                txn.delete(change.key, db=self._frames)
+            else:
+                record = change.record
+                value = _RECORD.pack(record.file_idx, record.slot, record.nbytes, record.sequence)
+                txn.put(change.key, value, db=self._frames)
 
     def _require_length(self) -> None:
         """Refuse to touch a file that was cut: it is mapped, and reading would be a SIGBUS."""

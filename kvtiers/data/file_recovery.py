@@ -43,17 +43,29 @@ def recover(
         if older is not None:
             wrong.append(older)
         owners[place] = key
-    if wrong:
-        _logger.warning("%s: %d of %d frames are gone from their files", index.path, len(wrong),
-                        len(records))  # fmt: skip
-        try:
-            index.commit([IndexChange(key) for key in wrong])
-        except lmdb.Error as error:
-            raise StoreError(f"cannot write the index {index.path}: {error}; free space on its "
-                             "disk") from error  # fmt: skip
+    num_found = len(records)
     for key in wrong:
         del records[key]
+    if wrong:
+        _logger.warning("%s: %d of %d frames are gone from their files", index.path, len(wrong),
+                        num_found)  # fmt: skip
+    try:
+        # An index that was made for a larger capacity takes room that frames are to have.
+        if index.outgrown or (wrong and not _deleted(index, wrong)):
+            index.rewrite(records)
+    except (OSError, lmdb.Error) as error:
+        raise StoreError(f"cannot write the index {index.path}: {error}; free space on its "
+                         "disk") from error  # fmt: skip
     return records
+
+
+def _deleted(index: FileIndex, keys: Sequence[StoreKey]) -> bool:
+    """Delete records; False where the index has not even the room for that."""
+    try:
+        index.commit([IndexChange(key) for key in keys])
+    except lmdb.MapFullError:
+        return False
+    return True
 
 
 def _is_there(record: IndexRecord, files: Sequence[SlabFile], slot_nbytes: int) -> bool:

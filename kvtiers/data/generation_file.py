@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from kvtiers.data.lmdb_files import sync_folder
 from kvtiers.model.errors import StoreError
 
 logger = logging.getLogger(__name__)
@@ -109,11 +110,8 @@ def _write(path: Path, number: int) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
+    sync_folder(path.parents[1])  # which names that folder
 
 
 def recorded_generations(folder: Path) -> dict[str, int]:

@@ -68,6 +68,7 @@ class SimEngine:
             self.wait: True,
             self.break_or_mend_store: self.settings.stores,
             self.reset: self.num_requests % 4 == 3,
+            self.controller.distrust: self.num_requests % 5 == 2,  # steps that were false
         }
         possible = [thing for thing, may in can.items() if may]
         if can[self.compute]:

@@ -8,9 +8,10 @@ import random
 import pytest
 
 from kvtiers.bench.explain import NUM_WORST, explain, explanation, summarize
-from kvtiers.bench.explain_report import NO_PICTURES, write_report
+from kvtiers.bench.explain_report import write_report
 from kvtiers.bench.explain_rows import alternative_rows, fact_rows
 from kvtiers.bench.explain_words import SENTENCES, milliseconds, sentence
+from kvtiers.bench.page import NO_PICTURES
 from kvtiers.cost.planner import PlanReason
 from kvtiers.model.errors import ConfigError
 from kvtiers.observe.decision_file import MAX_NAMED, DecisionFile, parse_decision
@@ -87,8 +88,8 @@ def test_a_reason_of_another_version_is_named_as_it_is():
 
 
 def test_times_are_short():
-    shown = [milliseconds(seconds) for seconds in (1.5, 0.0234, 0.00123, None)]
-    assert shown == ["1,500 ms", "23.4 ms", "1.23 ms", "an unknown time"]
+    shown = [milliseconds(seconds) for seconds in (1.5, 0.0234, 0.00123, 0, None)]
+    assert shown == ["1,500 ms", "23.4 ms", "1.23 ms", "0 ms", "an unknown time"]
 
 
 # One request
@@ -104,6 +105,7 @@ def test_a_request_is_explained_with_its_errors_and_regret(log):
     rows = {row[0]: row[1:] for row in alternative_rows(found)}
     assert rows["of the chosen one, the load"] == ("400 ms", "3,000 ms", "-87%")
     assert rows["compute everything"] == ("2,000 ms", "", "")
+    assert "what auto chooses" not in rows  # the mode is auto
     assert dict(fact_rows(found))["found in nvme"] == "1 blocks (16 tokens)"
 
 
@@ -122,6 +124,11 @@ def test_an_unknown_request_names_near_ones(log):
     file.path.write_text("")
     with pytest.raises(ConfigError, match="holds no decision"):
         explain(file, "x")
+
+
+def test_a_request_in_shadow_shows_what_auto_chooses():
+    rows = {row[0] for row in alternative_rows(explanation(logged(mode="shadow")))}
+    assert "what auto chooses" in rows
 
 
 def test_what_other_versions_write_is_shown_and_not_needed():
@@ -209,6 +216,12 @@ def test_regret_is_against_the_best_alternative(log):
     assert found.regret_seconds == pytest.approx(0.5 + 1.5)
     assert found.num_regretted == 2
     assert found.regret_share == pytest.approx(2.0 / (0.5 + 2.0 + 0.5))
+
+
+def test_regret_is_bounded_by_the_first_token(log):
+    """A load within the step is measured with the step: 0.5 + 2.6 s, but it took 2.2 s."""
+    outcome = {"num_loaded_blocks": 4, "measured_seconds": 3.0, "ttft_seconds": 2.2}
+    assert explanation(logged(outcome=outcome)).regret_seconds == pytest.approx(0.2)
 
 
 def test_a_load_that_failed_teaches_nothing_of_predictions(log):

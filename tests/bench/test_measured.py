@@ -20,6 +20,7 @@ from kvtiers.bench.measure import (
 from kvtiers.bench.measured_report import draw, page, write_measured_report
 from kvtiers.bench.measured_run import POINTS_FILE, run_measured
 from kvtiers.bench.plan import MeasuredPlan
+from kvtiers.bench.scratch import PREFIX
 from kvtiers.bench.split import Split, measure_split
 from kvtiers.engines.reference.shape import ReferenceShape
 from kvtiers.model.errors import ConfigError, ProtocolError
@@ -93,6 +94,14 @@ def test_a_throttle_that_was_found_is_kept(tmp_path):
     again = run_measured(plan, None, tmp_path, True, quiet)
     assert again.plan == first.plan
     assert again.points == first.points
+
+
+def test_folders_of_runs_that_were_killed_are_removed(tmp_path):
+    left = tmp_path / f"{PREFIX}old"
+    left.mkdir()
+    (left / "lock").touch()
+    run_measured(replace(PLAN, tiers=("dram",), num_repeats=1), tmp_path, None, False, quiet)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_points_of_another_run_are_not_mixed_in(result):

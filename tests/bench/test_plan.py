@@ -70,6 +70,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
         ({"tiers": ("dram", "tape")}, "some of"),
         ({"tiers": ("nvme",)}, "'dram' always"),
         ({"throttle": 0.0}, "must be > 0"),
+        ({"device": "tpu"}, "no device 'tpu'"),
         ({"num_stages": 3}, "must be 1 to the 2 layers"),
         ({"max_disk_nbytes": 1000}, "are allowed; give shorter lengths"),
     ],

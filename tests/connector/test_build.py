@@ -27,7 +27,7 @@ KIB = 2**10
 def config(dram="1MiB", **store):
     tiers = [{"kind": "dram", "capacity": dram}]
     if store:
-        tiers.append({"kind": "memory", **store})
+        tiers.append({"kind": "memory", **store})  # or of another kind
     return parse_mapping({"tiers": tiers})
 
 
@@ -59,11 +59,14 @@ def test_a_slab_without_a_single_slot_is_refused_with_what_would_do(num_ranks):
         slots_for(config(), num_ranks, 2 * 2**20)
 
 
-def test_a_store_without_a_single_block_is_refused():
-    """R118: the second tier, divided over its ranks."""
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_a_store_without_a_single_block_is_refused(kind, tmp_path):
+    """R118: the second tier, divided over its ranks; a shared one would answer FULL for ever."""
     slab = Slab(2, 64 * KIB, pin="off")
+    where = {"path": str(tmp_path / "shared")} if kind == "lmdb" else {}
+    small = config(kind=kind, capacity="100KiB", **where)
     with pytest.raises(CapacityError, match=r"over 2 rank.*at least 1MiB") as found:
-        RankStores(config(capacity="100KiB"), slab, "0", 0, 2)
+        RankStores(small, slab, "0", 0, 2).close()
     assert found.value.path == ("tiers", 1)
     slab.close()
 

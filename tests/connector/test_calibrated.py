@@ -13,6 +13,7 @@ from kvtiers.connector.machine import machine_facts
 from kvtiers.connector.shape import EngineShape
 from kvtiers.cost.calibration import Calibration, Cell, LinkFit, MachineFacts, fit_links
 from kvtiers.cost.links import LinkModel, LinkSeed
+from kvtiers.cost.prefill import PrefillSpeed
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import ConfigError
 
@@ -60,7 +61,7 @@ def write(tmp_path):
 
 
 def test_the_cost_model_of_an_engine_starts_from_the_file(write):
-    shape = EngineShape(16, (None,), 1, None, 8192, 1e12)
+    shape = EngineShape(16, (None,), 1, None, 8192, PrefillSpeed(0.005, 1e12))
     links = cost_model(config(write()), shape).links
     assert links["nvme>dram"].bandwidth_bytes_per_second == pytest.approx(0.5e9)
     assert links["dram>hbm"].latency_seconds == pytest.approx(1e-5)
@@ -75,15 +76,24 @@ def test_without_a_file_nothing_is_known():
 
 def test_another_machines_file_is_passed_over_with_a_warning(write, caplog):
     path = write(calibration(machine=HERE))
-    assert measured_seeds(config(path), HERE)["nvme>dram"] == LinkSeed(3e-4, 2e-5, 0.5e9)
+    assert measured_seeds(config(path), machine=HERE)["nvme>dram"] == LinkSeed(3e-4, 2e-5, 0.5e9)
     fewer_cores = HERE.model_copy(update={"num_cores": 2})
-    assert measured_seeds(config(path), fewer_cores)
+    assert measured_seeds(config(path), machine=fewer_cores)
     assert not caplog.records
     for other in (MachineFacts(cpu="Xeon"), HERE.model_copy(update={"gpus": ("A100",)})):
         caplog.clear()
-        assert measured_seeds(config(path), other) == {}
+        assert measured_seeds(config(path), machine=other) == {}
         assert "run `kvtiers probe` again" in caplog.text
         assert "EPYC 7, H100" in caplog.text
+
+
+def test_the_way_to_hbm_is_that_of_the_engines_device(write, caplog):
+    path = write()
+    assert "dram>hbm" in measured_seeds(config(path), "cpu")
+    assert not caplog.records
+    on_gpu = measured_seeds(config(path), "cuda")
+    assert set(on_gpu) == {"nvme>dram", "dram>nvme"}
+    assert "for an engine on cpu, not cuda" in caplog.text
 
 
 @pytest.mark.parametrize(

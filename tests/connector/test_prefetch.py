@@ -86,6 +86,23 @@ def test_a_request_that_is_aborted_while_it_waits_leaves_nothing_held():
     engine.end()
 
 
+def test_a_request_that_reloads_nothing_ends_its_wait_when_it_is_admitted():
+    """Else its blocks are read while it runs, and count against those that still wait."""
+    engine = with_a_prompt_below_dram({**ALWAYS, "policy": {"offload": "lazy"}})
+    prompt = prompt_of(1, 4 * NUM_BLOCKS + 1)
+    engine.generate(prompt)  # HBM has all of it from now on
+    engine.connector.controller.dram.reset()
+    engine.step()
+    request = engine.add(prompt, 30)
+    # As adapters say that cannot tell what HBM has, such as vLLM's with small hash blocks.
+    engine.connector.prefetch(request.request_id, request.num_tokens, 0)
+    for _ in range(10):
+        engine.step()
+    assert counted(engine, BLOCKS_PREFETCHED) == 0
+    engine.drain()
+    engine.end()
+
+
 @pytest.mark.parametrize("execution", Execution)
 @pytest.mark.parametrize("write", ["through", "back"])
 def test_long_work_with_a_queue_prefetches_and_is_never_false(execution, write):

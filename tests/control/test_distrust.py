@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvtiers.model.keys import unpack_keys
 from kvtiers.model.outcome import Outcome
+from kvtiers.testing.invariants import check_stores
 
 from .scenes import DISK, SHARED, Scene, chain, dram, resident
 
@@ -62,3 +65,91 @@ def test_a_frame_that_one_rank_wrote_in_vain_is_forgotten_before_it_is_written_a
     assert set(forgotten) >= set(B[:3])
     (again,) = orders.after
     assert again.block_keys() == B[:3]
+
+
+def test_a_frame_that_is_being_written_when_it_is_doomed_is_forgotten_after_it_was_written():
+    """Else the rank keeps it for ever: its slot is lost, and so is every later hit of the key."""
+    scene = Scene(dram(8, DISK))
+    scene.offload(B[:3], settle=False)
+    (order,) = scene.step().after
+    scene.answer(order.job_id)  # in DRAM; the disk has yet to write
+    scene.controller.distrust()
+    scene.step()  # the order to forget comes first
+    scene.answer(order.job_id)
+    scene.settle()
+    check_stores(scene.controller, scene.ranks)
+    assert not scene.ranks[0].stores["disk"].frames
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["on its way", "written"])
+def test_false_frames_leave_a_shared_store_too(written):
+    """Another engine must not find them, and what is put there again must be written."""
+    scene = Scene(dram(8, SHARED))
+    scene.offload(B[:3], settle=False)
+    (order,) = scene.step().after
+    scene.answer(order.job_id)
+    if written:
+        scene.answer(order.job_id)
+    scene.controller.distrust()
+    scene.step()
+    if not written:
+        scene.answer(order.job_id)
+    scene.settle()
+    assert not scene.shared.frames
+    assert scene.offload(B[:3]) == 3
+    assert len(scene.shared.frames) == 3
+
+
+def test_a_frame_of_one_rank_only_leaves_a_shared_store_once_it_is_known_to_be_false():
+    """Rank 0 computed on garbage of rank 1, which refused: "a key that is there is OK" after it."""
+    scene = Scene(dram(8, SHARED), num_ranks=2)
+    scene.offload(B[:3], settle=False)
+    (order,) = scene.step().after
+    failed = dict.fromkeys(range(3), Outcome.FAILED)
+    for _ in ("to DRAM", "to the store"):
+        scene.answer(order.job_id, rank=0)
+        scene.answer(order.job_id, failed, rank=1)
+    scene.controller.distrust()
+    scene.settle()
+    assert not scene.shared.frames
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["on its way", "written"])
+@pytest.mark.parametrize("store", [DISK, SHARED], ids=["disk", "shared"])
+def test_what_left_for_a_store_already_is_taken_back_there(store, written):
+    scene = Scene(dram(4, replace(store, write="back"), high_watermark=0.5, low_watermark=0.25))
+    scene.offload(B[:3], settle=False)
+    (order,) = scene.step().after
+    scene.answer(order.job_id)
+    (demote,) = scene.step().before
+    if written:
+        scene.answer(demote.job_id)
+    scene.controller.distrust()
+    scene.step()
+    if not written:
+        scene.answer(demote.job_id)
+    scene.settle()
+    assert scene.hits(B[:3]) in (0, None)
+    assert not scene.ranks[0].stores[store.name].frames
+
+
+@pytest.mark.parametrize("store", [DISK, SHARED], ids=["disk", "shared"])
+def test_a_block_is_not_taken_for_written_while_its_false_frame_may_be(store):
+    """A put of a key that is there is OK: the true block would answer for the false frame."""
+    scene = Scene(dram(8, store))
+    scene.offload(B[:1], settle=False)
+    (false,) = scene.step().after
+    scene.answer(false.job_id)
+    scene.controller.distrust()
+    scene.step()
+    scene.offload(B[:1], settle=False)  # computed again
+    (true,) = scene.step().after
+    scene.answer(true.job_id)
+    assert true.job_id not in [job.job_id for job in scene.controller.jobs]  # DRAM is all it wants
+    scene.answer(false.job_id)
+    scene.settle()
+    assert not scene.ranks[0].stores[store.name].frames
+    scene.controller.dram.reset()
+    assert scene.hits(B[:1], request="b") in (0, None)
+    scene.offload(B[:1])
+    assert len(scene.ranks[0].stores[store.name].frames) == 1

@@ -138,3 +138,36 @@ def test_absence_is_believed_for_a_while(seconds):
     scene.now += seconds
     expected = None if seconds >= ABSENT_SECONDS else 0
     assert scene.hits(A, request="b") is expected
+
+
+def test_a_frame_that_is_gone_is_not_hoped_for_again():
+    """R36: the inventory is of the start, and says for ever that the frame is there."""
+    scene = second_life(A)
+    scene.ranks[0].stores["disk"].frames.clear()  # the store has needed the room
+    scene.hits(A)
+    tell(scene)
+    scene.load(A)
+    assert [done.num_failed for done in scene.settle()] == [3]
+    scene.controller.finished("a")
+    for request in "bcd":
+        scene.now += 2 * ABSENT_SECONDS
+        scene.controller.arrived([A], scene.now)
+        tell(scene)
+        assert scene.hits(A, request=request) == 0
+
+
+def test_a_frame_that_control_has_evicted_is_not_hoped_for():
+    scene = second_life(A, capacity=3)
+    scene.hits(A)
+    tell(scene)
+    scene.load(A)
+    scene.settle()
+    for number in range(3):
+        scene.offload(chain(f"c{number}", 3))
+    scene.controller.finished("a")
+    scene.now += 2 * ABSENT_SECONDS
+    scene.controller.arrived([A], scene.now)
+    tell(scene)
+    found = scene.hits(A, request="b")
+    held = {name[2] for name in scene.ranks[0].stores["disk"].frames}
+    assert found == len([key for key in A if key in held or scene.controller.holds(key)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -143,6 +144,25 @@ def test_larger_and_smaller_capacity(store_slab, tmp_path):
     assert box.get(1, 2, 3, 4) == [OK, OK, MISSING, MISSING]
     assert disk_usage(tmp_path) <= capacity_of(2)
     box.store.close()
+
+
+@pytest.mark.parametrize("num_slots", [16, 900, 1700])
+def test_much_smaller_capacity_has_room_for_its_index(tmp_path, num_slots):
+    """The old index is larger than the new one may become: nothing could be deleted in it."""
+    with contextlib.closing(Slab(64, SLOT_NBYTES, pin="off")) as slab:
+        box = open_box(slab, tmp_path, num_slots=2000)
+        assert fills_up(box, 0) == box.store.num_slots
+        box = reopened(box, slab, tmp_path, num_slots=num_slots)
+        assert box.store.num_inherited >= num_slots
+        assert disk_usage(tmp_path) <= capacity_of(num_slots)
+        kept = box.store.keys()
+        assert box.put(*range(10_000, 10_016)) == [OK] * 16
+        box = reopened(box, slab, tmp_path, num_slots=num_slots)
+        assert set(box.store.keys()) >= {store_key_of(n) for n in range(10_000, 10_016)}
+        assert (
+            len(set(box.store.keys()) & set(kept)) >= len(kept) - 16 - len(kept) // 16
+        )  # spare ones
+        box.store.close()
 
 
 def test_another_slot_size_misses_and_lives_beside(store_slab, tmp_path, caplog):

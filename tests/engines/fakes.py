@@ -42,6 +42,7 @@ def vllm_config(**changes: Any) -> SimpleNamespace:
             "hf_overrides": {},
             "dtype": "torch.bfloat16",
             "quantization": None,
+            "max_model_len": 4096,
         },
         "cache_config": {
             "cache_dtype": "auto",

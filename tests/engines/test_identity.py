@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import torch
+
 from kvtiers.engines.vllm.identity import (
     engine_fingerprint,
     engine_shape,
@@ -50,6 +52,7 @@ def test_fingerprint_is_the_same_for_the_same_engine():
         {"hf__rope_theta": 5e5},
         {"hf__rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
         {"hf__sliding_window": 4096},
+        {"device_config__device_type": "cuda"},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -67,6 +70,55 @@ def test_what_changes_blocks_changes_the_fingerprint(cache):
     assert digest(cache=cache) != digest()
 
 
+@pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
+def test_length_changes_the_fingerprint_where_positions_depend_on_it(where):
+    """vLLM rotates by the long or the short factors, as `max_model_len` is above the trained."""
+    rope = {f"hf__{where}": {"all": {"rope_type": "longrope"}, "rope_theta": 1e4}}
+    long, short = (vllm_config(**rope, model_config__max_model_len=n) for n in (8192, 4096))
+    assert digest(long) != digest(short)
+    assert digest(long) == digest(long)
+
+
+@pytest.mark.parametrize("feature", ["_is_amx_tile_supported", "_is_avx512_supported"])
+def test_instructions_of_the_cpu_change_the_fingerprint(feature, monkeypatch):
+    """vLLM packs the same page in another order where it has AMX: a folder may change machines."""
+    present = getattr(torch.cpu, feature)()
+    before = digest()
+    monkeypatch.setattr(torch.cpu, feature, lambda: not present)
+    assert digest() != before
+
+
+def test_release_of_vllm_changes_the_fingerprint(monkeypatch):
+    before = digest()
+    monkeypatch.setattr("kvtiers.engines.vllm.identity.vllm_version", lambda: "0.99")
+    assert digest() != before
+
+
+def test_draft_model_changes_the_fingerprint(tmp_path):
+    """Of two drafts with equal shapes each would propose by the other's keys and values."""
+    digests = {digest()}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+        config = vllm_config()
+        draft = SimpleNamespace(model=str(tmp_path / name), revision=None)
+        config.speculative_config = SimpleNamespace(draft_model_config=draft)
+        digests.add(digest(config))
+    assert len(digests) == 3
+
+
+def test_attention_backend_changes_the_fingerprint():
+    def with_backend(name):
+        config = vllm_config()
+        layer = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: name))
+        layers = {"layer0": layer, "moe": SimpleNamespace()}
+        config.compilation_config = SimpleNamespace(static_forward_context=layers)
+        return config
+
+    assert digest(with_backend("A")) == digest(with_backend("A"))
+    assert digest(with_backend("A")) != digest(with_backend("B"))
+
+
 def test_lora_configuration_changes_the_fingerprint():
     """R47: adapters are in the block hashes; how many and how large they may be is here."""
     config = vllm_config()
@@ -81,7 +133,7 @@ def test_order_of_heads_and_tokens_changes_the_fingerprint():
 
 @pytest.mark.parametrize(
     "change",
-    [{"scheduler_config__max_num_batched_tokens": 512}, {"device_config__device_type": "cuda"}],
+    [{"scheduler_config__max_num_batched_tokens": 512}, {"model_config__max_model_len": 8192}],
     ids=lambda change: next(iter(change)),
 )
 def test_what_does_not_change_kv_keeps_the_fingerprint(change):

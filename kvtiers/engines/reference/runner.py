@@ -28,8 +28,8 @@ from kvtiers.model.messages import Link, StepOrders
 from kvtiers.observe.decisions import Decision
 
 # Until steps have been measured: one CPU core with AVX-512, a fast GPU at half its peak.
-_SEED_STEP_SECONDS: Final = 0.005  # corrected by the first steps
 _SEED_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
+_SEED_STEP_SECONDS: Final = 0.001  # an order of magnitude, not measured
 _POLL_SECONDS: Final = 0.0005
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from blake3 import blake3
 from huggingface_hub import snapshot_download
 
@@ -14,7 +17,7 @@ from kvtiers.connector.shape import EngineShape
 from kvtiers.cost.shapes import shape_from_hf_config
 from kvtiers.engines.vllm.layout import window_of
 from kvtiers.engines.vllm.seeds import engine_hardware, seed_link, seed_speed
-from kvtiers.engines.vllm.support import check_groups
+from kvtiers.engines.vllm.support import check_groups, vllm_version
 from kvtiers.model.errors import UnsupportedEngineError
 from kvtiers.model.fingerprint import Fingerprint, Scalar
 from kvtiers.model.frame import VERSION
@@ -23,6 +26,7 @@ from kvtiers.model.layout import KVLayout
 logger = logging.getLogger(__name__)
 
 _WEIGHT_HEADER_NBYTES: Final = 1 << 20
+_ROPE_BY_LENGTH: Final = {"longrope", "su"}
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -34,6 +38,7 @@ def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
     facts: dict[str, Scalar] = {
         "frame": VERSION,
         "engine": "vllm",
+        "engine_version": vllm_version(),  # whose kernels decide how a page is packed
         "model": str(model.model),
         "revision": str(model.revision),
         "weights": weights_digest(weights_folder(model)),
@@ -46,7 +51,15 @@ def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
         "tensor_parallel_size": int(parallel.tensor_parallel_size),
         "pipeline_parallel_size": int(parallel.pipeline_parallel_size),
         "lora": _digest(repr(vllm_config.lora_config)),
+        "attention": _page_format(vllm_config),
     }
+    if _ROPE_BY_LENGTH & set(_rope_types(model.hf_config.to_dict())):
+        # vLLM takes one of two sets of factors by the length that it is started with.
+        facts["max_model_len"] = int(model.max_model_len)
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    if draft is not None:  # its layers lie in the same blocks
+        facts["draft_model"] = f"{draft.model}@{draft.revision}"
+        facts["draft_weights"] = weights_digest(weights_folder(draft))
     for group in layout.groups:
         facts[f"group{group.group}"] = group.describe_payload()
     return Fingerprint.of(facts)
@@ -80,6 +93,7 @@ def engine_shape(vllm_config: Any, kv_cache_config: Any) -> EngineShape:
         max_tokens_per_step=int(vllm_config.scheduler_config.max_num_batched_tokens),
         seed_speed=seed_speed(vllm_config, seed.shape, hardware),
         seed_link=seed_link(device, hardware, sum(len(group.layer_names) for group in groups)),
+        device=device,
         hashes_per_block=block_size // hash_size,
         # With asynchronous scheduling the next step already runs on a load that failed.
         loads_in_step=len(groups) == 1
@@ -140,6 +154,35 @@ def weights_digest(folder: Path | None) -> str:
             with path.open("rb") as file:
                 digest.update(file.read(_WEIGHT_HEADER_NBYTES))
     return digest.hexdigest()
+
+
+def _page_format(vllm_config: Any) -> str:
+    """Return who wrote the pages: shapes and strides do not say how a kernel packs them.
+
+    Kernels for CPUs order a page by the instructions that the CPU has.
+    """
+    device = str(vllm_config.device_config.device_type)
+    compilation = getattr(vllm_config, "compilation_config", None)
+    layers = getattr(compilation, "static_forward_context", None) or {}
+    backends = {
+        layer.attn_backend.get_name() for layer in layers.values() if hasattr(layer, "attn_backend")
+    }
+    parts = [device, *sorted(backends)]
+    if device == "cpu":
+        amx, avx512 = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_supported()
+        parts += [platform.machine(), f"amx={amx}", f"avx512={avx512}"]
+    return ":".join(parts)
+
+
+def _rope_types(config: object) -> Iterator[str]:
+    """Yield the kinds of rotary embedding that a model's configuration names, at any depth."""
+    if not isinstance(config, Mapping):
+        return
+    for key, value in config.items():
+        if key in ("rope_type", "type") and isinstance(value, str):
+            yield value
+        else:
+            yield from _rope_types(value)
 
 
 def _plain(value: object) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.step import Reload, Step
+from kvtiers.engines.vllm.apart import LoadsApart
 from kvtiers.engines.vllm.identity import engine_shape
 from kvtiers.engines.vllm.metadata import KVTiersHandshake, KVTiersMetadata, KVTiersWorkerMetadata
 from kvtiers.engines.vllm.metrics import KVTiersStats
@@ -38,6 +39,7 @@ class SchedulerSide:
         self.connector = SchedulerConnector(config, self._shape)
         self._offered: dict[str, tuple[Reload, int]] = {}
         self._loading_in_step: dict[str, set[int]] = {}
+        self._apart = LoadsApart()
         self._running: deque[_Running] = deque()
         self._last_output = 0.0
         self.kv_cache_manager: Any = None
@@ -77,10 +79,13 @@ class SchedulerSide:
             return
         reload, num_local_tokens = offered
         taken = Reload(num_external_tokens, reload.asynchronous)
-        if num_external_tokens and not reload.asynchronous:
+        if num_external_tokens:
             first = num_local_tokens // self._shape.block_size
-            in_danger = {b for group in block_ids for b in group[first:] if b != NO_BLOCK}
-            self._loading_in_step[request.request_id] = in_danger
+            filled = {b for group in block_ids for b in group[first:] if b != NO_BLOCK}
+            if reload.asynchronous:
+                self._apart.begun(request.request_id, filled)
+            else:
+                self._loading_in_step[request.request_id] = filled
         self.connector.allocated(request.request_id, block_ids, num_local_tokens, taken)
 
     def finished(self, request: Any, block_ids: tuple[list[int], ...]) -> None:
@@ -125,11 +130,13 @@ class SchedulerSide:
         """Handle `update_connector_output`."""
         ended = self._measure()
         meta = output.kv_connector_worker_meta
+        loads = []
         if isinstance(meta, KVTiersWorkerMetadata):
-            self.connector.reported(meta.report)
+            loads = self.connector.reported(meta.report)
+        self._apart.told(loads)
         if ended:
             self.connector.step_ended()
-        if output.invalid_block_ids:
+        if output.invalid_block_ids and not self._apart.explain(output.invalid_block_ids):
             self.connector.distrust()
         self._evict_failed(output.invalid_block_ids or set())
 
