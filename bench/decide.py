@@ -81,8 +81,10 @@ class Engine:
                 {"kind": "dram", "capacity": "160MiB"},
                 {"kind": "memory", "capacity": "1GiB"},
             ],
-            # Requests wait in no queue, and every load goes the same way.
-            "reload": {"prefetch": "off", "sync_below": "0ms"},
+            # Requests wait in no queue, and every load goes the same way. Loading everything from a
+            # slow store takes longer than the 10 s of the default, and would switch it off for a
+            # while, also for those that decide.
+            "reload": {"prefetch": "off", "sync_below": "0ms", "deadline": "60s"},
         }
         args = EngineArgs(
             model=str(write_random_model(MODEL, folder)),
