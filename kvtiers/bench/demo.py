@@ -24,10 +24,10 @@ RECOMPUTE: Final = "recompute"
 PREFIX_HIT: Final = "vLLM prefix hit"
 STORE: Final = "recompute, offload"
 DRAM: Final = "reload from DRAM"
-OTHER_ENGINE: Final = "from LMDB, another engine"
-LMDB: Final = "from LMDB, again"
-RESTARTED: Final = "from NVMe, after a restart"
-NVME: Final = "from NVMe, again"
+OTHER_ENGINE: Final = "LMDB, another engine"
+LMDB: Final = "LMDB, again"
+RESTARTED: Final = "NVMe, after a restart"
+NVME: Final = "NVMe, again"
 
 
 @dataclass(frozen=True, slots=True)
