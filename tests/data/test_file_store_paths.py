@@ -360,3 +360,16 @@ def test_nothing_survives_a_start_that_failed(store_slab, tmp_path):
     with pytest.raises(CapacityError, match="lower the tier's capacity"):
         FileStore(store_slab, FileStoreSettings((tmp_path,), 2**60))
     assert threading.active_count() == before
+
+
+def test_number_of_files_does_not_grow_with_the_frames(store_slab, tmp_path):
+    """R58: a file a block fills a directory's index long before its disk."""
+    counts = set()
+    for num_slots in (4, 400):
+        path = tmp_path / str(num_slots)
+        box = open_box(store_slab, path, num_slots=num_slots)
+        for first in range(0, num_slots, 4):
+            assert set(box.put(*range(first, first + 4))) == {Outcome.OK}
+        box.store.close()
+        counts.add(sum(1 for _ in path.rglob("*")))
+    assert len(counts) == 1

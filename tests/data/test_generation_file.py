@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kvtiers.data.generation_file import Generations
 from kvtiers.model.errors import StoreError
+from kvtiers.model.fingerprint import Fingerprint
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 
@@ -79,3 +82,13 @@ def test_without_stores_nothing_is_written(tmp_path):
     life = Generations([], ONE)
     assert life.renew()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_odd_names_of_models_make_plain_names_of_files(tmp_path):
+    """R50: slashes, dots, length and letters of a model's name reach no path."""
+    names = ["a/b", "a--b", "../x", "x" * 300, "modèle"]
+    for name in names:
+        Generations([tmp_path], Fingerprint.of({"model": name}).digest).renew()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == len(names)
+    assert all(re.fullmatch("[0-9a-f]{32}", path.name) for path in files)
