@@ -22,8 +22,6 @@ from kvtiers.model.keys import Rank
 from kvtiers.model.messages import Hello
 from kvtiers.model.units import format_size, whole_mib
 
-_DEMOTED_SHARE = 0.05  # of the slots, at once: enough for a batch, few enough to keep the rest
-
 
 def slots_for(config: Config, num_ranks: int, slot_nbytes: int) -> int:
     """Return the slab slots of one rank.
@@ -80,7 +78,7 @@ def control_settings(
         stores=tuple(stores),
         evict=config.policy.evict,
         high_watermark=config.dram.high_watermark,
-        low_watermark=max(0.0, config.dram.high_watermark - _DEMOTED_SHARE),
+        low_watermark=config.dram.low_watermark,
         reload_deadline=config.reload.deadline,
         lookup_deadline=config.reload.lookup_deadline,
         prefetch_share=PREFETCH_SHARE if config.reload.prefetch == "auto" else 0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from kvtiers.model.config_values import Budget, Capacity, Instance, Name, Paths, StorePath, as_tuple
 
@@ -33,9 +33,25 @@ class DramTier(Section):
         gt=0,
         le=1,
         description="Share of the slots in use above which blocks are written to `write: back` "
-        "stores, ahead of need, down to a share that is 0.05 lower. Without such a store the slab "
-        "simply fills up.",
+        "stores, ahead of need. Without such a store the slab simply fills up.",
     )
+    low_watermark: float = Field(
+        default=0.90,
+        gt=0,
+        le=1,
+        validate_default=True,
+        description="Share of the slots in use at which that stops; at most `high_watermark`.",
+    )
+
+    @field_validator("low_watermark")
+    @classmethod
+    def _low_is_not_above_high(cls, low: float, info: ValidationInfo) -> float:
+        high = info.data.get("high_watermark")
+        if high is not None and low > high:
+            raise ValueError(
+                f"{low:g} is above high_watermark {high:g}; write 'low_watermark: {high:g}' or less"
+            )
+        return low
 
 
 class MemoryTier(Section):

@@ -27,7 +27,7 @@ from kvtiers.model.units import DURATION_UNITS
 DRAM = "tiers: [{kind: dram, capacity: 1GiB}]\n"
 COMPLETE = """\
 tiers:
-  - {kind: dram, capacity: 64GiB, pin: on, high_watermark: 0.9}
+  - {kind: dram, capacity: 64GiB, pin: on, high_watermark: 0.9, low_watermark: 0.8}
   - {kind: memory, name: cold, capacity: 200GB, write: back, admit: second_touch}
   - kind: nvme
     name: disk
@@ -57,6 +57,7 @@ def test_every_key_reaches_the_program():
             "capacity": "64GiB",
             "pin": "on",
             "high_watermark": 0.9,
+            "low_watermark": 0.8,
         }
     )
     cold, disk, shared = config.stores
@@ -89,7 +90,7 @@ def test_defaults_are_those_documented():
     config = default_config()
     assert config.dram.capacity == 4 * 2**30
     assert config.stores == ()
-    assert config.dram.high_watermark == 0.95
+    assert (config.dram.high_watermark, config.dram.low_watermark) == (0.95, 0.90)
     assert config.cost.objective == "ttft"
     assert (config.cost.mode, config.cost.margin, config.cost.decision_log) == ("auto", 0.1, None)
     assert (config.reload.deadline, config.reload.sync_below) == (10.0, 0.005)
@@ -266,21 +267,37 @@ paths = st.text(min_size=1).filter(str.isprintable)
 
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
+    high, low = sorted((draw(shares), draw(shares)), reverse=True)
     slab = {
         "kind": "dram",
         "capacity": draw(capacities),
         "pin": draw(st.sampled_from(["auto", "on", "off"])),
-        "high_watermark": draw(shares),
+        "high_watermark": high,
+        "low_watermark": low,
+    }
+    kinds = {
+        "memory": lambda _: {},
+        "lmdb": lambda i: {"path": f"/{i}/{draw(paths)}"},
+        "nvme": lambda i: {
+            "paths": [f"/{i}/{n}{draw(paths)}" for n in range(draw(st.integers(1, 2)))],
+            "io": draw(st.sampled_from(["auto", "native", "uring", "aiofiles"])),
+            "direct": draw(st.sampled_from(["auto", "on", "off"])),
+            "instance": draw(
+                st.none() | st.from_regex("[A-Za-z0-9][A-Za-z0-9_.-]*", fullmatch=True)
+            ),
+            "write_budget": draw(st.none() | capacities),
+        },
     }
     stores = [
         {
-            "kind": "memory",
+            "kind": (kind := draw(st.sampled_from(sorted(kinds)))),
+            **kinds[kind](i),
             "name": name,
             "capacity": draw(capacities),
             "write": draw(st.sampled_from(["through", "back"])),
             "admit": draw(st.sampled_from(["always", "second_touch", "cost"])),
         }
-        for name in draw(st.lists(names, unique=True, max_size=3))
+        for i, name in enumerate(draw(st.lists(names, unique=True, max_size=3)))
     ]
     log = draw(st.none() | paths.map(lambda path: f"/{path}"))
     return parse_mapping(

@@ -180,7 +180,10 @@ def test_name_that_metrics_could_not_carry_is_refused(name):
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
+        ({"low_watermark": 0.99}, "low_watermark: 0.99 is above high_watermark 0.95"),
+        ({"high_watermark": 0.5}, "low_watermark: 0.9 is above high_watermark 0.5"),
         ({"high_watermark": 1.5}, "high_watermark: 1.5 must be at most 1"),
+        ({"low_watermark": 0}, "low_watermark: 0 must be above 0; write 'low_watermark: 0.9'"),
         ({"high_watermark": 0}, "high_watermark: 0 must be above 0; write 'high_watermark: 0.95'"),
         ({"high_watermark": "most"}, "high_watermark: 'most' is not a number"),
         ({"high_watermark": True}, "high_watermark: True is not a number"),
