@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kvtiers.model.errors import ConfigError
 
-NO_PICTURES: Final = "no pictures: matplotlib is not installed; pip install 'kvtiers[plot]'"
+NO_PICTURES: Final = "no pictures: matplotlib is not installed; pip install 'kvtiers[bench]'"
 
 _STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}

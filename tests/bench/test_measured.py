@@ -179,7 +179,7 @@ def test_without_matplotlib_the_page_says_so(result, monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     assert draw(result[0]) is None
     _, missing = write_measured_report(result[0], tmp_path)
-    assert "kvtiers[plot]" in missing
+    assert "kvtiers[bench]" in missing
     assert "matplotlib is not installed" in page(result[0], None)
 
 
