@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -80,13 +79,8 @@ def write_report(summary: Summary, folder: Path) -> tuple[list[Path], str | None
         ConfigError: the folder cannot be written.
     """
     picture = _picture(summary)
-    contents = {
-        "json": (json.dumps(summary.to_plain(), indent=2) + "\n").encode(),
-        "html": page(summary, picture).encode(),
-    }
-    if picture is not None:
-        contents["png"] = picture
-    written = write_files(contents, folder, "decisions")
+    html = page(summary, picture)
+    written = write_files(summary.to_plain(), html, picture, folder, "decisions")
     return written, None if picture is not None else NO_PICTURES
 
 

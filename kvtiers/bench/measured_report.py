@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,7 @@ def write_measured_report(
         ConfigError: the folder cannot be written.
     """
     picture = draw(result)
-    contents: dict[str, bytes] = {
-        "json": (json.dumps(result.to_plain(), indent=2) + "\n").encode(),
-        "html": page(result, picture).encode(),
-    }
-    if picture is not None:
-        contents["png"] = picture
-    written = write_files(contents, folder, name)
+    written = write_files(result.to_plain(), page(result, picture), picture, folder, name)
     return written, _why_no_picture(result) if picture is None else None
 
 

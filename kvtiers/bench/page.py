@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -94,12 +95,20 @@ def png(figure: Any) -> bytes:
     return buffer.getvalue()
 
 
-def write_files(contents: Mapping[str, bytes], folder: Path, name: str) -> list[Path]:
-    """Write ``NAME.SUFFIX`` into a folder, made if need be, for each suffix.
+def write_files(
+    plain: Mapping[str, Any], page: str, picture: bytes | None, folder: Path, name: str
+) -> list[Path]:
+    """Write ``NAME.json``, ``NAME.html`` and, where there is a picture, ``NAME.png``.
+
+    Args:
+        plain: what the JSON holds. folder: made if need be.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
+    contents = {"json": (json.dumps(plain, indent=2) + "\n").encode(), "html": page.encode()}
+    if picture is not None:
+        contents["png"] = picture
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

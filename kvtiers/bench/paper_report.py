@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,8 @@ def write_report(result: PaperResult, folder: Path, name: str) -> tuple[list[Pat
         ConfigError: the folder cannot be written.
     """
     picture = _picture(result)
-    contents: dict[str, bytes] = {
-        "json": (json.dumps(result.to_plain(), indent=2) + "\n").encode(),
-        "html": page(result, picture).encode(),
-    }
-    if picture is not None:
-        contents["png"] = picture
-    return write_files(contents, folder, name), None if picture is not None else NO_PICTURES
+    written = write_files(result.to_plain(), page(result, picture), picture, folder, name)
+    return written, None if picture is not None else NO_PICTURES
 
 
 def page(result: PaperResult, picture: bytes | None) -> str:

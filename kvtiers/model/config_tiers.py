@@ -54,6 +54,24 @@ class DramTier(Section):
         return low
 
 
+# What every kind of store has.
+Write = Annotated[
+    Literal["through", "back"],
+    Field(
+        description="`through`: a block is stored as it is offloaded; `back`: when it leaves "
+        "the slab."
+    ),
+]
+Admit = Annotated[
+    Literal["always", "second_touch", "cost"],
+    Field(
+        description="Which blocks are worth a write: all; those offered to the store a second "
+        "time (`through`: offloaded again; `back`: leaving the slab again); or, by `cost`, those "
+        "whose reload is expected to save more time than the write takes."
+    ),
+]
+
+
 class MemoryTier(Section):
     """Unpinned host memory below the slab: the in-memory reference store."""
 
@@ -67,17 +85,8 @@ class MemoryTier(Section):
         description="Bytes of the store, of one engine, divided over its ranks.",
         examples=["64GiB"],
     )
-    write: Literal["through", "back"] = Field(
-        default="through",
-        description="`through`: a block is stored as it is offloaded; `back`: when it leaves "
-        "the slab.",
-    )
-    admit: Literal["always", "second_touch", "cost"] = Field(
-        default="always",
-        description="Which blocks are worth a write: all; those offered to the store a second "
-        "time (`through`: offloaded again; `back`: leaving the slab again); or, by `cost`, those "
-        "whose reload is expected to save more time than the write takes.",
-    )
+    write: Write = "through"
+    admit: Admit = "always"
 
 
 class NvmeTier(Section):
@@ -98,17 +107,8 @@ class NvmeTier(Section):
         "bound, allocated at start.",
         examples=["1TiB"],
     )
-    write: Literal["through", "back"] = Field(
-        default="through",
-        description="`through`: a block is stored as it is offloaded; `back`: when it leaves "
-        "the slab.",
-    )
-    admit: Literal["always", "second_touch", "cost"] = Field(
-        default="always",
-        description="Which blocks are worth a write: all; those offered to the store a second "
-        "time (`through`: offloaded again; `back`: leaving the slab again); or, by `cost`, those "
-        "whose reload is expected to save more time than the write takes.",
-    )
+    write: Write = "through"
+    admit: Admit = "always"
     write_budget: Budget = Field(
         default=None,
         description="Bytes that may be written in any 24 hours, of one engine, divided over its "
@@ -153,17 +153,8 @@ class LmdbTier(Section):
         "takes up to a quarter more.",
         examples=["200GiB"],
     )
-    write: Literal["through", "back"] = Field(
-        default="through",
-        description="`through`: a block is stored as it is offloaded; `back`: when it leaves "
-        "the slab.",
-    )
-    admit: Literal["always", "second_touch", "cost"] = Field(
-        default="always",
-        description="Which blocks are worth a write: all; those offered to the store a second "
-        "time (`through`: offloaded again; `back`: leaving the slab again); or, by `cost`, those "
-        "whose reload is expected to save more time than the write takes.",
-    )
+    write: Write = "through"
+    admit: Admit = "always"
 
 
 StoreTier = MemoryTier | NvmeTier | LmdbTier
