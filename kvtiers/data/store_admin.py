@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvtiers.data.file_folder import lock_of
 from kvtiers.data.lmdb_files import DATA, STATE
@@ -15,6 +16,9 @@ from kvtiers.data.store_admin_index import IndexView, index_of
 from kvtiers.data.store_admin_lmdb import USERS_LOCK, LmdbStoreAdmin
 from kvtiers.data.store_admin_values import Dropped, Progress, StoreStat, Verdict
 from kvtiers.model.errors import StoreError
+
+
+_PUBLISHED_SECONDS: Final = 0.7  # an owner publishes after 0.5, and syncs its files first
 
 
 class StoreAdmin(Protocol):
@@ -80,8 +84,12 @@ def find_stores(paths: Sequence[Path], patience_seconds: float = 10.0) -> list[S
 def shares(stores: Iterable[StoreAdmin], nbytes: int) -> list[int]:
     """Return how many bytes each store keeps, so that all together keep so many.
 
-    Each keeps the same part of what it uses: of a block that all ranks hold, all keep theirs.
+    Each keeps the same part of what it uses: of a block that all ranks hold, all keep theirs. The
+    index of a running file store is a little behind; that is waited for.
     """
+    stores = list(stores)
+    if any(stat.kind == "nvme" and stat.owner for stat in (store.stat() for store in stores)):
+        time.sleep(_PUBLISHED_SECONDS)
     used = [store.used_nbytes for store in stores]
     total = sum(used)
     return [nbytes * each // total if total > nbytes else each for each in used]
