@@ -17,7 +17,6 @@ from kvtiers.data.store_admin_lmdb import USERS_LOCK, LmdbStoreAdmin
 from kvtiers.data.store_admin_values import Dropped, Progress, StoreStat, Verdict
 from kvtiers.model.errors import StoreError
 
-
 _PUBLISHED_SECONDS: Final = 0.7  # an owner publishes after 0.5, and syncs its files first
 
 

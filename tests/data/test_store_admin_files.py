@@ -236,14 +236,12 @@ def test_a_share_is_what_all_keep_together(tmp_path):
     assert shares(stores, 18 * SLOT_NBYTES) == [12 * SLOT_NBYTES, 6 * SLOT_NBYTES]
 
 
-def test_a_share_counts_what_a_running_store_has_yet_to_publish(store_slab, tmp_path):
+def test_a_share_counts_what_a_running_store_has_yet_to_publish(tmp_path):
     """Else it would seem to use nothing, and be told to drop all that it has."""
-    stopped_store(tmp_path, rank=0, num=4)
-    box = open_box(store_slab, tmp_path, rank=1)
-    box.put(1, 2, 3, 4)
-    stores = find_stores([tmp_path])
-    assert shares(stores, 4 * SLOT_NBYTES) == [2 * SLOT_NBYTES, 2 * SLOT_NBYTES]
-    box.store.close()
+    stopped_store(tmp_path / "stopped", num=10)
+    with OwningProcess(tmp_path / "running", num=10):
+        stores = find_stores([tmp_path / "running", tmp_path / "stopped"])  # put a moment ago
+        assert shares(stores, 10 * SLOT_NBYTES) == [5 * SLOT_NBYTES] * 2
 
 
 # -- which store ----------------------------------------------------------------------
