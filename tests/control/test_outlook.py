@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvtiers.control.controller import Controller
+from kvtiers.control.outlook import EngineLoad
 from kvtiers.control.reload import LoadRequest
 from kvtiers.control.settings import ControlSettings, GroupSettings, StoreSettings
 from kvtiers.cost.links import LinkModel, Links, offload_link, read_link, reload_link, write_link
@@ -43,7 +44,7 @@ class Engine:
         *,
         num_steps: int = 10,
     ) -> None:
-        self.busy_seconds = 0.0
+        self.busy_seconds, self.computes = 0.0, False
         self.now = 100.0
         prefill = PrefillModel(0.005, 5e14, FALLBACK_SHAPE, 8192)
         models = {
@@ -57,7 +58,11 @@ class Engine:
             flops = self.cost.step_flops([1024], [0])
             self.cost.observe_step(flops, 1024, float(prefill.seconds(1024)))
         self.controller = Controller(
-            settings, [Rank()], self.cost, Counters(), lambda: self.busy_seconds
+            settings,
+            [Rank()],
+            self.cost,
+            Counters(),
+            lambda: EngineLoad(self.busy_seconds, self.computes),
         )
         store = SimStore(4096)
         self.rank = SimRank(Rank(), settings.num_slots, {"disk": store})
