@@ -189,6 +189,7 @@ class SchedulerConnector:
         if not load.asynchronous:
             self._sync.append(job_id)
             self._unconfirmed.add(job_id)
+            self.controller.loads_in_step(job_id)
 
     def will_fill(self, block_ids: BlockIds) -> None:
         """Note that somebody will write into engine blocks, whoever it is: running offloads read
