@@ -108,7 +108,7 @@ class PlanPolicy:
     """
 
     mode: CostMode = CostMode.AUTO
-    margin: float = 0.1
+    margin: float = 0.05
     objective: Objective = Objective.TTFT
     deadline_seconds: float = math.inf
     num_load_stages: int = 1
