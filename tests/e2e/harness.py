@@ -20,6 +20,7 @@ from kvtiers.bench.random_model import TINY, RandomModel, write_random_model
 from .answers import Answer, Answers, Prompt
 from .heap import frozen_imports
 from .inside import Inside
+from .warm import warm_processes
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Engine:
         arguments = EngineArgs(**options.engine_args(model_directory))
         arguments.use_tqdm_on_load = False
         multiprocessing = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(options.multiprocess))}
-        with frozen_imports(), _environment(multiprocessing):
+        with frozen_imports(), warm_processes(), _environment(multiprocessing):
             self.llm_engine = LLMEngine.from_engine_args(
                 arguments, enable_multiprocessing=options.multiprocess
             )
