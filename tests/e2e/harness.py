@@ -338,6 +338,11 @@ class Engines:
         name = f"model-{abs(hash(model)):x}"
         return write_random_model(model, self._directory / name)
 
+    def shutdown_over(self, folder: Path) -> None:
+        """Stop the engine that is alive if its configuration names a place in this folder."""
+        if self._engine is not None and str(folder) in repr(self._engine.options.kvtiers):
+            self.shutdown()
+
     def shutdown(self) -> None:
         """Stop the engine that is alive, if any."""
         if self._engine is not None:
