@@ -18,15 +18,22 @@ def may_load_in_step(
     keys: Sequence[Sequence[BlockKey]],
     answer: Answer,
 ) -> bool:
-    """Whether a reload is quick and cannot fail for reasons of its medium.
+    """Whether a reload overlaps the computation of the rest, or is quick and cannot fail for
+    reasons of its medium.
 
     Args:
         keys: of the request, per KV group, from block 0.
     """
-    if not shape.loads_in_step or config.integrity == "all":
+    if not shape.loads_in_step:
         return False
-    num_blocks, start = answer.num_blocks or 0, answer.match.start
+    if answer.plan is not None and answer.plan.in_step:
+        return controller.at_hand(keys, answer.match)
+    if config.integrity == "all":
+        return False
+    num_blocks = answer.num_blocks or 0
     if (answer.match.sources[:, :num_blocks] != 0).any():
         return False
-    seconds = controller.cost.predict_load_seconds([num_blocks], controller.settings.block_nbytes)
-    return seconds < config.reload.sync_below and controller.ready(keys, start, start + num_blocks)
+    num_frames = num_blocks * shape.num_layer_ranges
+    frame_nbytes = controller.settings.block_nbytes // shape.num_layer_ranges
+    seconds = controller.cost.predict_load_seconds([num_frames], frame_nbytes)
+    return seconds < config.reload.sync_below and controller.at_hand(keys, answer.match)

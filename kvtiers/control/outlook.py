@@ -32,6 +32,9 @@ class Outlook:
     Args:
         loading: the jobs of requests whose reload is under way; kept by the owner.
         busy_seconds: tells for how long the device has work that was admitted already.
+
+    Attributes:
+        num_running: requests in the engine's last step.
     """
 
     def __init__(
@@ -47,14 +50,26 @@ class Outlook:
         self._jobs = jobs
         self._loading = loading
         self._busy_seconds = busy_seconds
+        self.num_running = 0
         self._windows = tuple(
             WindowKV.of(settings.group_nbytes(idx), group.window, settings.block_size)
             for idx, group in enumerate(settings.groups)
             if group.window is not None
         )
 
-    def prompt(self, num_tokens: int, num_local_blocks: int, now: float) -> Prompt:
-        """Return the request as a plan needs it, with what it meets now."""
+    def prompt(
+        self,
+        num_tokens: int,
+        num_local_blocks: int,
+        now: float,
+        at_hand: Callable[[], bool] = lambda: False,
+    ) -> Prompt:
+        """Return the request as a plan needs it, with what it meets now.
+
+        Args:
+            at_hand: tells whether a load could begin at once.
+        """
+        overlaps = self._cost.policy.num_load_stages > 1 and (self._knows_speed or not self._auto)
         jobs = (self._jobs.get(job_id) for job_id in self._loading.values())
         ready = (max(0.0, j.started + j.predicted_seconds - now) for j in jobs if j is not None)
         return Prompt(
@@ -66,24 +81,25 @@ class Outlook:
             others_ready_seconds=tuple(ready),
             windows=self._windows,
             frames=self._settings.frames,
+            overlaps=overlaps and at_hand(),
+            num_running=self.num_running,
         )
 
-    def expect(self, job: Job, plan: ReloadPlan | None) -> None:
+    def expect(self, job: Job, plan: ReloadPlan | None, *, in_step: bool = False) -> None:
         """Note how long a reload is going to take, and how long it may.
 
         A load that takes as long as computing its blocks would have taken is given up, and the
         rest of it computed: whatever a link does, a request waits at most twice as long as
         without kvtiers. Until the engine's speed is known, and where the user wants every reload,
-        only the configured deadline holds.
+        only the configured deadline holds; for a reload that a step waits for the former only,
+        since others wait with it.
         """
         if plan is None:
             return
         job.predicted_seconds = plan.load_seconds
-        policy = self._cost.policy
-        known = self._cost.prefill.num_observed >= _NUM_STEPS_KNOWN
-        if policy.mode is CostMode.AUTO and known:
+        if self._knows_speed and (self._auto or in_step):
             worth = max(plan.recompute_seconds - plan.compute_seconds, plan.load_seconds)
-            allowed = (1.0 + policy.margin) * worth + _PATIENCE_SECONDS
+            allowed = (1.0 + self._cost.policy.margin) * worth + _PATIENCE_SECONDS
             job.deadline_seconds = min(self._settings.reload_deadline, allowed)
 
     def preemption(
@@ -105,3 +121,11 @@ class Outlook:
         stores = self._settings.stores
         name = read_link(stores[source - 1].name) if source else reload_link()
         self._cost.links.stalled(name, now)
+
+    @property
+    def _knows_speed(self) -> bool:
+        return self._cost.prefill.num_observed >= _NUM_STEPS_KNOWN
+
+    @property
+    def _auto(self) -> bool:
+        return self._cost.policy.mode is CostMode.AUTO

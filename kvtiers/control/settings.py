@@ -67,6 +67,8 @@ class ControlSettings:
         lookup_deadline: seconds that a request waits for a shared store's answer.
         max_window: most slots that one job stages through.
         prefetch_share: share of the slots that may hold blocks brought for requests that wait.
+        num_layer_ranges: of the KV groups, where they are ranges of layers of the same blocks; 1:
+            they are the engine's own.
         frames: how ranks get blocks from stores.
     """
 
@@ -84,6 +86,7 @@ class ControlSettings:
     max_window: int = 64
     prefetch_share: float = PREFETCH_SHARE
     frames: Frames = PIPED
+    num_layer_ranges: int = 1
 
     def group_nbytes(self, group: int) -> int:
         """Return the payload bytes of one block of a KV group."""
