@@ -240,6 +240,7 @@ class Controller:
 
     def finished(self, request_id: str) -> None:
         """Forget a request that finished, was aborted, or left the queue."""
+        self.outlook.running.discard(request_id)
         self._prefetches.left(request_id)
         self._asked.pop(request_id, None)
         self._barred.discard(request_id)
@@ -247,6 +248,7 @@ class Controller:
 
     def preempted(self, request_id: str) -> None:
         """Note a preemption: the request will be asked about again, from nothing."""
+        self.outlook.running.discard(request_id)
         self._asked.pop(request_id, None)
         self._barred.discard(request_id)
 

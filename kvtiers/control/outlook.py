@@ -34,7 +34,7 @@ class Outlook:
         busy_seconds: tells for how long the device has work that was admitted already.
 
     Attributes:
-        num_running: requests in the engine's last step.
+        running: requests in the engine's last step that have not left since.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Outlook:
         self._jobs = jobs
         self._loading = loading
         self._busy_seconds = busy_seconds
-        self.num_running = 0
+        self.running: set[str] = set()
         self._windows = tuple(
             WindowKV.of(settings.group_nbytes(idx), group.window, settings.block_size)
             for idx, group in enumerate(settings.groups)
@@ -82,7 +82,7 @@ class Outlook:
             windows=self._windows,
             frames=self._settings.frames,
             overlaps=overlaps and at_hand(),
-            num_running=self.num_running,
+            num_running=len(self.running),
         )
 
     def expect(self, job: Job, plan: ReloadPlan | None, *, in_step: bool = False) -> None:

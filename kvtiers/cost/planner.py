@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from kvtiers.cost.loads import PIPED, Frames, Loads, WindowKV
 from kvtiers.cost.prefill import PrefillModel
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import UInt8s
+
+_ONE_THAT_MAY_COME: Final = 0.5
 
 Float64s = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -64,7 +67,7 @@ class Prompt:
         overlaps: whether the load may run within the step that computes the rest, where the
             engine can do that at all (`PlanPolicy.num_load_stages`).
         num_running: other requests that compute in every step. What a step waits for a load, they
-            wait too, and if there are none, one that may come is counted.
+            wait too; if there are none, one that may come counts half.
     """
 
     num_tokens: int
@@ -199,38 +202,51 @@ def plan_reload(
     loads[1:] += prompt.stalled_seconds
     rest, first_step = _rest_seconds(len(sources), prompt, prefill)
     busiest_link = of_prefixes.busiest_link_seconds(links)
-    situation = loads, rest, first_step, busiest_link, prompt, policy.objective
-    times = _times(*situation, num_stages=1)
-    in_step = np.zeros(len(loads), np.bool_)
-    if policy.num_load_stages > 1 and prompt.overlaps:
-        staged = _times(*situation, num_stages=policy.num_load_stages)
-        in_step = staged.worth < times.worth
-        times = _Times(
-            np.where(in_step, staged.ttft, times.ttft),
-            np.where(in_step, staged.scores, times.scores),
-            np.where(in_step, staged.worth, times.worth),
-        )
-    ttft_seconds, scores = times.ttft, times.scores
+    times, in_step = _best_times(loads, rest, first_step, busiest_link, prompt, policy)
     allowed = valid.copy()
     allowed[0] = True
     most = int(np.flatnonzero(allowed)[-1])
-    auto, reason = _auto(scores, allowed, loads <= policy.deadline_seconds, policy.margin)
+    auto, reason = _auto(times.scores, allowed, loads <= policy.deadline_seconds, policy.margin)
     num_blocks = auto
     if most > 0 and policy.mode is not CostMode.AUTO:
         num_blocks = 0 if policy.mode is CostMode.NEVER else most
         reason = PlanReason(policy.mode.value)
     return ReloadPlan(
         num_blocks=num_blocks,
-        reload_seconds=float(ttft_seconds[most]),
-        recompute_seconds=float(ttft_seconds[0]),
-        chosen_seconds=float(ttft_seconds[num_blocks]),
+        reload_seconds=float(times.ttft[most]),
+        recompute_seconds=float(times.ttft[0]),
+        chosen_seconds=float(times.ttft[num_blocks]),
         load_seconds=float(loads[num_blocks]),
         reason=reason,
         auto_num_blocks=auto,
-        auto_seconds=float(ttft_seconds[auto]),
+        auto_seconds=float(times.ttft[auto]),
         compute_seconds=float(rest[num_blocks]),
         in_step=bool(in_step[num_blocks]),
     )
+
+
+def _best_times(
+    loads: Float64s,
+    rest: Float64s,
+    first_step: Float64s,
+    busiest_link: Float64s,
+    prompt: Prompt,
+    policy: PlanPolicy,
+) -> tuple[_Times, Bools]:
+    """Return the times of the better way to load each number of blocks, and where that is within
+    the step."""
+    situation = loads, rest, first_step, busiest_link, prompt, policy.objective
+    before = _times(*situation, num_stages=1)
+    if policy.num_load_stages == 1 or not prompt.overlaps:
+        return before, np.zeros(len(loads), np.bool_)
+    within = _times(*situation, num_stages=policy.num_load_stages)
+    in_step = np.asarray(within.worth < before.worth, dtype=np.bool_)
+    ways = (
+        (within.ttft, before.ttft),
+        (within.scores, before.scores),
+        (within.worth, before.worth),
+    )
+    return _Times(*(np.where(in_step, *pair) for pair in ways)), in_step
 
 
 def _times(
@@ -253,7 +269,7 @@ def _times(
         # A step that waits for a load has the device from the start.
         ready = loads if num_stages == 1 else np.zeros_like(loads)
         scores = ttft + delay_seconds(ready, ttft, prompt)
-    worth = scores + max(1, prompt.num_running) * stalled
+    worth = scores + max(_ONE_THAT_MAY_COME, prompt.num_running) * stalled
     if objective is not Objective.TTFT:
         busiest = np.maximum(rest + stalled, busiest_link)
         both = objective is Objective.BALANCED

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from kvtiers.cost.prefill import PrefillModel, PrefillSpeed
 from kvtiers.engines.reference.model import ReferenceModel
 from kvtiers.engines.reference.runner import ReferenceRunner, RunnerSettings
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import ConfigError
+from kvtiers.model.messages import Link
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.faults import FaultyStore, Flip, ThrottledStore, WrapperStore
 
@@ -27,7 +29,7 @@ def greedy(prompt, num_tokens):
 
 
 def tier(kind, folder):
-    places = {"nvme": {"paths": [str(folder / "nvme")]}, "lmdb": {"path": str(folder / "s.lmdb")}}
+    places = {"nvme": {"paths": [f"{folder}/nvme"]}, "lmdb": {"path": f"{folder}/s.lmdb"}}
     return {"kind": kind, "capacity": "16MiB", **places.get(kind, {})}
 
 
@@ -66,6 +68,9 @@ def forget(runner, *, dram=False):
 
 
 def again(runner, max_blocks=NUM_BLOCKS):
+    """Run the prompt as if computing took a second: what overlaps is not left to the clock."""
+    cost = runner.scheduler.controller.cost
+    cost.prefill = PrefillModel.of(PrefillSpeed(1.0, 1e12), cost.prefill.shape, 64)
     return runner.generate(PROMPT, 3, max_reloaded_blocks=max_blocks)
 
 
@@ -82,7 +87,7 @@ def test_every_tier_gives_the_same_tokens(running, tmp_path, num_ranges, kind):
     assert result.decision.num_hit_blocks == {kind: NUM_BLOCKS}
     assert result.decision.in_step == (num_ranges > 1)
     runner.settle()
-    outcome = runner.scheduler.decisions.finished()[-1].outcome
+    outcome = runner._decision(result.decision.request_id).outcome
     assert (outcome.num_loaded_blocks, outcome.num_failed_blocks) == (NUM_BLOCKS, 0)
     assert (result.load_seconds == 0) == (num_ranges > 1)
 
@@ -92,7 +97,9 @@ def test_another_life_with_other_ranges_finds_nothing(running, tmp_path):
     first.generate(PROMPT)
     first.settle()
     first.close()
-    assert running(config_of(4, tier("nvme", tmp_path))).generate(PROMPT).num_reloaded_tokens == 0
+    other = running(config_of(4, tier("nvme", tmp_path)))
+    assert other.generate(PROMPT).num_reloaded_tokens == 0
+    other.close()
     found = running(config_of(2, tier("nvme", tmp_path))).generate(PROMPT, 3)
     assert found.num_reloaded_tokens == 60
     assert found.token_ids == greedy(PROMPT, 3)
@@ -103,7 +110,9 @@ def test_a_load_that_takes_much_longer_than_the_rest_runs_before_the_step(runnin
     runner.generate(PROMPT, 3)
     forget(runner, dram=True)
     # Of the whole prompt one token is left to compute.
-    runner.scheduler.controller.cost.links["memory>dram"].bandwidth_bytes_per_second = 1e4
+    links = runner.scheduler.controller.cost.links
+    for _ in range(8):
+        links.observe(Link("memory>dram", 4, 4 * 8192, 9.0))
     result = again(runner, None)
     assert not result.decision.in_step
     assert result.num_reloaded_tokens == 60
