@@ -152,7 +152,7 @@ class LoadLane:
 
     def _advance_todo(self, run: Run) -> bool:
         """Bring the next rows to `ready`, or to the stores that hold them."""
-        gets: dict[int, list[int]] = {}
+        gets: dict[tuple[int, int], list[int]] = {}
         room = self._piece_nbytes
         began = False
         while run.todo and room > 0:
@@ -170,7 +170,7 @@ class LoadLane:
                 self._take_from_dram(run, row, state)
             room -= self._shop.formats[run.groups[row]].payload_nbytes
             began = True
-        for idx, rows in gets.items():
+        for (idx, _), rows in gets.items():
             self._shop.store(run.transfer.stores[idx], run, rows, writes=False)
         return began
 
@@ -190,9 +190,12 @@ class LoadLane:
         else:
             run.ready.append(row)
 
-    def _take_from_store(self, run: Run, row: int, idx: int, gets: dict[int, list[int]]) -> bool:
+    def _take_from_store(
+        self, run: Run, row: int, idx: int, gets: dict[tuple[int, int], list[int]]
+    ) -> bool:
         name = run.transfer.stores[idx]
-        asked = self._shop.stores.num_frames(name, writes=False) + len(gets.get(idx, ()))
+        asked = self._shop.stores.num_frames(name, writes=False)
+        asked += sum(len(rows) for (store, _), rows in gets.items() if store == idx)
         if run.promotes and self._num_promoting() >= MAX_FRAMES_PROMOTED:
             return False
         if asked >= MAX_FRAMES_IN_STORE and not run.promotes:
@@ -201,7 +204,9 @@ class LoadLane:
             if not run.free_window:
                 return False
             run.slots[row] = run.free_window.pop()
-        gets.setdefault(idx, []).append(row)
+        # Frames that are asked for together come together: not those of the next range of layers.
+        part = int(run.groups[row]) if run.by_group else 0
+        gets.setdefault((idx, part), []).append(row)
         run.in_flight.add(row)
         return True
 
