@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 from decide_report import page
+from decide_split import split
 
 from kvtiers.bench.engine_process import engine_environment
 from kvtiers.bench.random_model import RandomModel, write_random_model
@@ -71,7 +72,7 @@ class Shot:
 class Engine:
     """One engine with one store, whose bandwidth and mode of deciding can be set."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_ranges: int = 1) -> None:
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - takes seconds
         from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
 
@@ -84,7 +85,12 @@ class Engine:
             # Requests wait in no queue, and every load goes the same way. Loading everything from a
             # slow store takes longer than the 10 s of the default, and would switch it off for a
             # while, also for those that decide.
-            "reload": {"prefetch": "off", "sync_below": "0ms", "deadline": "60s"},
+            "reload": {
+                "prefetch": "off",
+                "sync_below": "0ms",
+                "deadline": "60s",
+                "layer_ranges": num_ranges,
+            },
         }
         args = EngineArgs(
             model=str(write_random_model(MODEL, folder)),
@@ -269,9 +275,9 @@ def regret(
 
 
 @contextmanager
-def engine_here() -> Iterator[Engine]:
+def engine_here(num_ranges: int = 1) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
-        yield Engine(Path(folder))
+        yield Engine(Path(folder), num_ranges)
 
 
 def device() -> str:
@@ -320,7 +326,7 @@ def place(cell: dict[str, Any]) -> tuple[float, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("piece", choices=["predict", "regret", "stall"])
+    parser.add_argument("piece", choices=["predict", "regret", "stall", "split"])
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 8.0])
     parser.add_argument("--repeats", type=int, default=7)
@@ -331,12 +337,15 @@ def main() -> None:
             sys.executable, [sys.executable, "-W", "ignore", *sys.argv], engine_environment(1)
         )
     result = json.loads(args.out.read_text()) if args.out.is_file() else {}
-    with engine_here() as engine:
+    num_ranges = MODEL.num_layers if args.piece == "split" else 1
+    with engine_here(num_ranges) as engine:
         unit = break_even(engine)
         if args.piece == "predict":
             result["predict"] = predict(engine, unit, args.repeats)
         elif args.piece == "stall":
             result["stall"] = stall(engine, unit)
+        elif args.piece == "split":
+            result["split"] = split(engine, unit, num_ranges, args.repeats)
         else:
             new = regret(engine, unit, args.factors, args.repeats, args.concurrency)
             cells = {place(cell): cell for cell in [*result.get("cells", []), *new]}

@@ -98,6 +98,7 @@ class ReloadConfig(Section):
     layer_ranges: int = Field(
         default=1,
         ge=1,
+        le=64,
         description="Ranges of layers that a block is stored and loaded in, so that a load may run "
         "within the step that computes the rest of a prompt; 1: whole blocks, between steps.",
         examples=[4],
