@@ -19,9 +19,9 @@ class Shooter(Protocol):
     """What is used of an engine of `decide`."""
 
     @property
-    def connector(self) -> Any: ...  # noqa: D102 - see there
-    def set_bandwidth(self, bytes_per_second: float) -> None: ...  # noqa: D102
-    def shoot(self, num_tokens: int, mode: CostMode, documents: Sequence[int]) -> Any: ...  # noqa: D102
+    def connector(self) -> Any: ...
+    def set_bandwidth(self, bytes_per_second: float) -> None: ...
+    def shoot(self, num_tokens: int, mode: CostMode, documents: Sequence[int]) -> Any: ...
 
 
 def split(engine: Shooter, unit: float, num_ranges: int, repeats: int) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def split_table(found: dict[str, Any]) -> list[str]:
     lines = [
         "## Loads within the step that computes the rest",
         "",
-        f"`decide.py split`: {found['num_ranges']} ranges of layers, one request at a time; the three "
-        "ways take turns. Bandwidth 1: all of the longest prompt loads as fast as it computes. "
+        f"`decide.py split`: {found['num_ranges']} ranges of layers, one request at a time; the "
+        "three ways take turns. Bandwidth 1: all of the longest prompt loads as fast as it computes. "
         "Reload: all blocks, before the step. Split: what control chooses.",
         "",
         "| bandwidth | tokens | recompute ms | reload ms | split ms | gain over the better (of "
