@@ -73,7 +73,7 @@ def split_table(found: dict[str, Any]) -> list[str]:
         "## Loads within the step that computes the rest",
         "",
         f"`decide.py split`: {found['num_ranges']} ranges of layers, one request at a time; the "
-        "three ways take turns. Bandwidth 1: all of the longest prompt loads as fast as it computes. "
+        "three ways take turns. Bandwidth 1: the longest prompt loads as fast as it computes. "
         "Reload: all blocks, before the step. Split: what control chooses.",
         "",
         "| bandwidth | tokens | recompute ms | reload ms | split ms | gain over the better (of "

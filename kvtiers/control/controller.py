@@ -97,6 +97,7 @@ class Controller:
         self._step = 0
         self._departures = Departures(places, counters)
         self._suspects = Suspects(places, self.jobs)
+        self._unproven: set[JobId] = set()
 
     # -- questions --------------------------------------------------------------------
 
@@ -171,14 +172,14 @@ class Controller:
 
     @property
     def busy(self) -> bool:
-        """Whether ranks have yet to answer."""
-        return len(self.jobs) > 0
+        """Whether ranks have yet to answer, or to be given something."""
+        return len(self.jobs) > 0 or self._offloads.holds_back
 
     # -- commands: what happens to a request ------------------------------------------
 
     def arrived(self, keys: Sequence[Sequence[BlockKey]], now: float) -> None:
         """Ask stores for what is not known of a request, before its turn comes."""
-        if self._hears_say:
+        if self._places.hears_say:
             self.presence.tick(now)
             self._look_up(self._reloads.match(keys, 0, min(map(len, keys))))
 
@@ -195,11 +196,13 @@ class Controller:
         asked = self._asked.pop(load.request_id, None)
         self._prefetches.left(load.request_id)
         job = self._reloads.start(load, self.epoch, now)
-        plan = None if asked is None else asked.answer.plan
-        self.outlook.expect(job, plan, in_step=load.in_step)
+        self.outlook.expect(job, asked and asked.answer.plan, in_step=load.in_step)
         self._loading[load.request_id] = job.job_id
         self._traffic.ordered(job)
         self._offloads.asked_for(row.key for row in job.rows)
+        if load.in_step:  # what the step computes on it goes to DRAM only, until it is good
+            self._unproven.add(job.job_id)
+            self._offloads.hold_back()
         return job.job_id
 
     def overwritten(self, block_ids: Iterable[int]) -> None:
@@ -309,6 +312,8 @@ class Controller:
             self._submitted(after)
         self.gates.tick(now)
         self._offloads.tick(now)
+        if not self._unproven:
+            self._offloads.release(self.epoch)
         self.cost.links.revisit(now)
         demote = self._offloads.demote(self.epoch)
         probes = self._probes.orders(self.epoch, now)
@@ -376,11 +381,6 @@ class Controller:
         if not job.probes:
             self._traffic.answered(job)
 
-    @property
-    def _hears_say(self) -> bool:
-        """Whether some store is known through its index only."""
-        return bool(self._places.inherited) or None in self.stores
-
     def _submitted(self, transfer: Transfer) -> None:
         job = self.jobs.get(transfer.job_id)
         if job is not None:
@@ -388,6 +388,7 @@ class Controller:
 
     def _reloaded(self, job: Job, outcomes: UInt8s, now: float) -> LoadDone:
         counts = self._reloads.settle(job, outcomes, self.epoch)
+        self._unproven.discard(job.job_id)
         alive = self._loading.get(job.request_id) == job.job_id
         if alive:
             del self._loading[job.request_id]

@@ -132,7 +132,7 @@ def test_config_is_immutable():
 
 
 def test_schema_has_28_names_at_most():
-    """Decisions 21 and 22: what a user has to learn; what several kinds of tier share counts once."""
+    """Decisions 21, 22: what a user has to learn; what several kinds of tier share counts once."""
     schema = json_schema()
     models = [model["properties"] for model in schema["$defs"].values()]
     names = {name for model in models for name in model if name != "kind"}
