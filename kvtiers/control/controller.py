@@ -196,7 +196,7 @@ class Controller:
         asked = self._asked.pop(load.request_id, None)
         self._prefetches.left(load.request_id)
         job = self._reloads.start(load, self.epoch, now)
-        self.outlook.expect(job, asked and asked.answer.plan, in_step=load.in_step)
+        self.outlook.expect(job, asked.answer.plan if asked else None, in_step=load.in_step)
         self._loading[load.request_id] = job.job_id
         self._traffic.ordered(job)
         self._offloads.asked_for(row.key for row in job.rows)

@@ -197,6 +197,6 @@ def test_engine_is_busy_until_what_was_held_back_is_written():
     scene = Scene(dram(256, SHARED))
     prefix, many = chain("p", 2), chain("m", 200)
     scene.offload(prefix)
-    job = scene.load(prefix, in_step=True)
+    scene.load(prefix, in_step=True)
     scene.offload(many)  # a step writes 64 of them
     assert len(scene.shared.frames) == 202
