@@ -148,6 +148,11 @@ class Executor:
         """Whether nothing is queued or running, and every answer can be polled."""
         return not (self._inbox or self._open)
 
+    @property
+    def hurried(self) -> bool:
+        """Whether a forward pass waits for a load."""
+        return bool(self._needed)
+
     # -- from the thread that advances ------------------------------------------------
 
     def advance(self) -> bool:

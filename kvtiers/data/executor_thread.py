@@ -164,7 +164,8 @@ class ExecutorThread:
             if not self._work and not self._closing:
                 idle = self._executor.idle
                 self._wake.wait(_IDLE_SECONDS if idle else self._pause)
-                self._pause = min(2 * self._pause, _MAX_BUSY_SECONDS)
+                limit = _BUSY_SECONDS if self._executor.hurried else _MAX_BUSY_SECONDS
+                self._pause = min(2 * self._pause, limit)
             if self._work:
                 self._work = False
                 self._pause = _BUSY_SECONDS
