@@ -89,6 +89,7 @@ class Lives:
                 "reload": {
                     "sync_below": "0ms",
                     "deadline": "10min",
+                    "lookup_deadline": "10s",
                     "prefetch": "off",
                     "layer_ranges": num_ranges,
                 },
