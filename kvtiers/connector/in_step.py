@@ -11,6 +11,12 @@ from kvtiers.model.config import Config
 from kvtiers.model.keys import BlockKey
 
 
+def in_step_seconds(config: Config, shape: EngineShape) -> float:
+    """Return what loads within a step may take at most; 0 where there are none."""
+    checked = config.integrity == "all"  # a checksum may fail, and the step could not go back
+    return config.reload.sync_below if shape.loads_in_step and not checked else 0.0
+
+
 def may_load_in_step(
     controller: Controller,
     config: Config,
@@ -28,12 +34,11 @@ def may_load_in_step(
         return False
     if answer.plan is not None and answer.plan.in_step:
         return controller.at_hand(keys, answer.match)
-    if config.integrity == "all":
-        return False
     num_blocks = answer.num_blocks or 0
     if (answer.match.sources[:, :num_blocks] != 0).any():
         return False
     num_frames = num_blocks * shape.num_layer_ranges
     frame_nbytes = controller.settings.block_nbytes // shape.num_layer_ranges
     seconds = controller.cost.predict_load_seconds([num_frames], frame_nbytes)
-    return seconds < config.reload.sync_below and controller.at_hand(keys, answer.match)
+    at_hand = controller.at_hand(keys, answer.match)
+    return seconds < in_step_seconds(config, shape) and at_hand

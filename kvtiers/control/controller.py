@@ -10,7 +10,7 @@ from kvtiers.control.fences import Fences
 from kvtiers.control.gates import Gates
 from kvtiers.control.jobs import Job, JobTable
 from kvtiers.control.offload import OffloadDesk
-from kvtiers.control.outlook import Outlook
+from kvtiers.control.outlook import EngineLoad, Outlook
 from kvtiers.control.places import Places
 from kvtiers.control.policy import make_policy
 from kvtiers.control.prefetch import Arrival, PrefetchDesk
@@ -48,7 +48,7 @@ class Controller:
     request. What they lead to is collected in `take_orders`, once per engine step.
 
     Args:
-        busy_seconds: tells for how long the device has work that was admitted already.
+        engine: tells what the engine does at the moment.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Controller:
         ranks: Sequence[Rank],
         cost: CostModel,
         counters: Counters,
-        busy_seconds: Callable[[], float] = lambda: 0.0,
+        engine: Callable[[], EngineLoad] = EngineLoad,
     ) -> None:
         self.settings = settings
         self.counters = counters
@@ -88,7 +88,7 @@ class Controller:
         self._asked: dict[str, Asked] = {}
         self._barred: set[str] = set()
         self._loading: dict[str, JobId] = {}
-        self.outlook = Outlook(settings, cost, self.jobs, self._loading, busy_seconds)
+        self.outlook = Outlook(settings, cost, self.jobs, self._loading, engine)
         self._lookups: dict[str, list[BlockKey]] = {}
         self._asking: set[tuple[str, BlockKey]] = set()
         self._before: list[Transfer] = []
@@ -319,6 +319,7 @@ class Controller:
         probes = self._probes.orders(self.epoch, now)
         promotes = self._prefetch(now)
         reloads = self._reloads.orders(now, sync_jobs)
+        self.outlook.in_step(sync_jobs)
         before = [*self._before, *probes, *promotes, *reloads]
         late = [*self._late, self._offloads.late_writes(), demote]
         self._late = []

@@ -56,6 +56,9 @@ class Prompt:
         block_size: tokens of a block.
         block_nbytes: bytes of a block on one rank, over all KV groups.
         wait_seconds: until the device has time for the request; a load can begin at once.
+        notice_seconds: that a load which is done waits until it is noticed.
+        in_step_seconds: loads from DRAM alone that take less are part of the step that computes
+            the rest, and wait for nobody.
         stalled_seconds: for how long a load under way has brought nothing. It is expected to
             bring nothing for as long again.
         others_ready_seconds: of other requests whose loads are under way, how long until each
@@ -75,6 +78,8 @@ class Prompt:
     block_size: int
     block_nbytes: int
     wait_seconds: float = 0.0
+    notice_seconds: float = 0.0
+    in_step_seconds: float = 0.0
     stalled_seconds: float = 0.0
     others_ready_seconds: tuple[float, ...] = ()
     windows: tuple[WindowKV, ...] = ()
@@ -112,7 +117,7 @@ class PlanPolicy:
     """
 
     mode: CostMode = CostMode.AUTO
-    margin: float = 0.1
+    margin: float = 0.05
     objective: Objective = Objective.TTFT
     deadline_seconds: float = math.inf
     num_load_stages: int = 1
@@ -199,10 +204,15 @@ def plan_reload(
         sources, prompt.block_nbytes, links, prompt.windows, prompt.frames
     )
     loads = of_prefixes.seconds(links)
+    quick = np.logical_and.accumulate(sources == 0) & (loads[1:] < prompt.in_step_seconds)
     loads[1:] += prompt.stalled_seconds
+    noticed = loads.copy()
+    noticed[1:] += np.where(quick, 0.0, prompt.notice_seconds)
     rest, first_step = _rest_seconds(len(sources), prompt, prefill)
     busiest_link = of_prefixes.busiest_link_seconds(links)
-    times, in_step = _best_times(loads, rest, first_step, busiest_link, prompt, policy)
+    computing = rest, first_step, busiest_link, prompt
+    times, in_step = _best_times(noticed, loads, *computing, policy)
+    loads = np.where(in_step, loads, noticed)
     allowed = valid.copy()
     allowed[0] = True
     most = int(np.flatnonzero(allowed)[-1])
@@ -226,6 +236,7 @@ def plan_reload(
 
 
 def _best_times(
+    noticed: Float64s,
     loads: Float64s,
     rest: Float64s,
     first_step: Float64s,
@@ -234,12 +245,16 @@ def _best_times(
     policy: PlanPolicy,
 ) -> tuple[_Times, Bools]:
     """Return the times of the better way to load each number of blocks, and where that is within
-    the step."""
-    situation = loads, rest, first_step, busiest_link, prompt, policy.objective
-    before = _times(*situation, num_stages=1)
+    the step.
+
+    Args:
+        noticed: what loads take before the step, until somebody notices. loads: within it.
+    """
+    situation = rest, first_step, busiest_link, prompt, policy.objective
+    before = _times(noticed, *situation, num_stages=1)
     if policy.num_load_stages == 1 or not prompt.overlaps:
         return before, np.zeros(len(loads), np.bool_)
-    within = _times(*situation, num_stages=policy.num_load_stages)
+    within = _times(loads, *situation, num_stages=policy.num_load_stages)
     in_step = np.asarray(within.worth < before.worth, dtype=np.bool_)
     ways = (
         (within.ttft, before.ttft),

@@ -53,7 +53,7 @@ class CostConfig(Section):
         "mean of both.",
     )
     margin: float = Field(
-        default=0.1,
+        default=0.05,
         ge=0,
         lt=1,
         description="Recompute unless reload is predicted to be faster by at least this share.",

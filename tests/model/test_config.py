@@ -92,7 +92,7 @@ def test_defaults_are_those_documented():
     assert config.stores == ()
     assert (config.dram.high_watermark, config.dram.low_watermark) == (0.95, 0.90)
     assert config.cost.objective == "ttft"
-    assert (config.cost.mode, config.cost.margin, config.cost.decision_log) == ("auto", 0.1, None)
+    assert (config.cost.mode, config.cost.margin, config.cost.decision_log) == ("auto", 0.05, None)
     assert (config.reload.deadline, config.reload.sync_below) == (10.0, 0.005)
     assert config.reload.lookup_deadline == 0.05
     assert config == parse_config("tiers: [{kind: dram, capacity: 4GiB}]")
