@@ -147,7 +147,8 @@ def test_overlap_never_takes_longer_than_load_then_compute(situation, stages):
         for n in (1, stages)
     )
     assert overlapped.chosen_seconds <= serial.chosen_seconds * (1 + 1e-12)
-    assert overlapped.chosen_seconds >= 0.5 * serial.chosen_seconds * (1 - 1e-12)
+    noticed = serial.chosen_seconds - situation[2].notice_seconds  # nobody waits for that in a step
+    assert overlapped.chosen_seconds >= 0.5 * noticed * (1 - 1e-12)
     assert overlapped.recompute_seconds == pytest.approx(serial.recompute_seconds, rel=1e-12)
 
 
