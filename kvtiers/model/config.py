@@ -95,6 +95,14 @@ class ReloadConfig(Section):
         description="`auto`: while a request waits in the engine's queue, bring what it would "
         "reload from stores to the slab, in at most a quarter of its slots.",
     )
+    layer_ranges: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Ranges of layers that a block is stored and loaded in, so that a load may run "
+        "within the step that computes the rest of a prompt; 1: whole blocks, between steps.",
+        examples=[4],
+    )
 
 
 class CopyConfig(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from kvtiers.cost.links import LinkModel, Links, StoreKind, read_link, reload_li
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import PlanPolicy, Prompt, ReloadPlan, plan_reload
 from kvtiers.cost.prefill import FALLBACK_SHAPE, PrefillModel
+from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import Link
 
 from .simulator import Device, Machine, Request, Server
@@ -248,8 +249,13 @@ class TestOverlap:
         sources, valid = np.ones(512, np.uint8), np.zeros(513, bool)
         valid[num_blocks] = True
         prompt = Prompt(8192, 0, BLOCK_SIZE, BLOCK_NBYTES)
-        plan = plan_reload(sources, valid, prompt, links, world.prefill(), self.policy)
-        truth = world.machine().layer_by_layer(Request(8192, num_blocks))
+        policy = replace(self.policy, mode=CostMode.ALWAYS)
+        plan = plan_reload(sources, valid, prompt, links, world.prefill(), policy)
+        machine, request = world.machine(), Request(8192, num_blocks)
+        overlapped, serial = machine.layer_by_layer(request), machine.serial([request])[0]
+        assert plan.in_step or num_blocks > 256 or bandwidth < 3.0
+        assert not (plan.in_step and num_blocks == 512 and bandwidth <= 3.0)
+        truth = overlapped if plan.in_step else serial
         assert plan.reload_seconds == pytest.approx(truth, rel=0.02)
 
     @pytest.mark.parametrize("bandwidth", [2.6, 4.0, 5.0, 6.0, 9.0])
