@@ -22,177 +22,34 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from decide_engine import (
+    BLOCK_SIZE,
+    FITTED,
+    LAYERED,
+    LONGEST,
+    PLAIN,
+    Engine,
+    Setup,
+    Shot,
+    engine_here,
+)
 from decide_report import page
 from decide_split import split
 
 from kvtiers.bench.engine_process import engine_environment
-from kvtiers.bench.random_model import RandomModel, write_random_model
-from kvtiers.control.tier import Residence
 from kvtiers.model.cost_mode import CostMode
 
 RESULTS = Path(__file__).parent / "results"
-MODEL = RandomModel(
-    num_layers=6,
-    hidden_size=512,
-    num_heads=8,
-    num_kv_heads=8,
-    head_dim=64,
-    intermediate_size=1408,
-    vocab_size=512,
-    max_position_embeddings=8192,
-    dtype="bfloat16",
-)
-BLOCK_SIZE, STEP_TOKENS, LONGEST = 32, 1024, 2049
-NUM_DOCUMENTS = 8
-FITTED = (257, 513, 1025, 1537)  # lengths of prompts that teach
 JUDGED = (385, 769, 1281, 2049)
 LENGTHS = (513, 2049)  # of requests that come at once
 MODES = (CostMode.NEVER, CostMode.ALWAYS, CostMode.AUTO)
-
-
-@dataclass(frozen=True)
-class Shot:
-    """Requests that came at once: times to their first tokens, and what was predicted."""
-
-    ttft_seconds: float
-    predicted_seconds: float | None
-    num_loaded: int
-    num_failed: int
-    load_seconds: float | None
-    predicted_load_seconds: float | None
-
-
-class Engine:
-    """One engine with one store, whose bandwidth and mode of deciding can be set."""
-
-    def __init__(self, folder: Path, num_ranges: int = 1) -> None:
-        from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - takes seconds
-        from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
-
-        self.throttle = throttle_memory_stores()
-        config = {
-            "tiers": [
-                {"kind": "dram", "capacity": "160MiB"},
-                {"kind": "memory", "capacity": "1GiB"},
-            ],
-            # No queue, and one way for all loads. Loading everything from a slow store takes longer
-            # than the default's 10 s, and would switch it off for a while, for all.
-            "reload": {"prefetch": "off", "sync_below": "0ms", "deadline": "60s"}
-            | {"layer_ranges": num_ranges},
-        }
-        args = EngineArgs(
-            model=str(write_random_model(MODEL, folder)),
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            dtype=MODEL.dtype,
-            block_size=BLOCK_SIZE,
-            max_model_len=LONGEST + BLOCK_SIZE,
-            max_num_batched_tokens=STEP_TOKENS,
-            num_gpu_blocks_override=(NUM_DOCUMENTS + 1) * (LONGEST // BLOCK_SIZE + 2),
-            max_num_seqs=NUM_DOCUMENTS,
-            disable_log_stats=True,
-            seed=0,
-            kv_transfer_config={
-                "kv_connector": "KVTiersConnector",
-                "kv_connector_module_path": "kvtiers.engines.vllm",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {"config": config},
-            },
-        )
-        self._engine = LLMEngine.from_engine_args(args, enable_multiprocessing=False)
-        rng = np.random.default_rng(0)
-        self._documents = rng.integers(0, MODEL.vocab_size, (NUM_DOCUMENTS, LONGEST)).tolist()
-        self._ids = itertools.count()
-        for document in range(NUM_DOCUMENTS):
-            self.shoot(LONGEST, CostMode.NEVER, [document])
-
-    @property
-    def connector(self) -> Any:
-        """The engine-neutral connector."""
-        return self._engine.engine_core.engine_core.scheduler.connector.scheduler_side.connector
-
-    def set_bandwidth(self, bytes_per_second: float) -> None:
-        """Make the store so fast, and let kvtiers see it by loads of other lengths."""
-        self.throttle(bytes_per_second)
-        for num_tokens in FITTED:
-            self.shoot(num_tokens, CostMode.ALWAYS, [0])
-
-    def shoot(
-        self, num_tokens: int, mode: CostMode, documents: Sequence[int], *, settle: bool = True
-    ) -> Shot:
-        """Ask for the first tokens of some documents at once, which only the store has.
-
-        Args:
-            settle: wait for what the store still does for them.
-        """
-        from vllm import SamplingParams  # noqa: PLC0415
-
-        self._forget()
-        num_before = len(self.connector.decisions.finished())
-        cost = self.connector.controller.cost
-        cost.policy = replace(cost.policy, mode=mode)
-        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
-        ids = [f"{mode}-{next(self._ids)}" for _ in documents]
-        started = time.perf_counter()
-        for request_id, document in zip(ids, documents, strict=True):
-            prompt = {"prompt_token_ids": self._documents[document][:num_tokens]}
-            self._engine.add_request(request_id, prompt, params)
-        first: dict[str, float] = {}
-        while self._engine.has_unfinished_requests():
-            for output in self._engine.step():
-                first.setdefault(output.request_id, time.perf_counter() - started)
-        while settle and self.connector.busy:
-            self._engine.step()
-        decisions = self.connector.decisions.finished()[num_before:]
-        outcomes = [decision.outcome for decision in decisions]
-        alone = decisions[0] if len(documents) == 1 and decisions else None
-        return Shot(
-            statistics.fmean(first.values()),
-            None if alone is None else alone.predicted_seconds["chosen"],
-            sum(outcome.num_loaded_blocks for outcome in outcomes),
-            sum(outcome.num_failed_blocks for outcome in outcomes),
-            None if alone is None else alone.outcome.measured_seconds,
-            None if alone is None else alone.predicted_seconds["load"],
-        )
-
-    def _forget(self) -> None:
-        """Leave all blocks to the store."""
-        while not self._engine.reset_prefix_cache(False, False):
-            self._engine.step()
-        dram = self.connector.controller.dram
-        for entry in [e for e in dram.entries() if e.residence is Residence.READY]:
-            dram.doom(entry)
-
-
-def throttle_memory_stores() -> Any:
-    """Put a throttle on every memory store of engines to come; returns what sets it."""
-    import kvtiers.connector.stores as stores  # noqa: PLC0415 - the module is changed
-    from kvtiers.data.memory_store import MemoryStore  # noqa: PLC0415
-    from kvtiers.testing.faults import ThrottledStore  # noqa: PLC0415
-
-    made: list[ThrottledStore] = []
-
-    def make(slab: Any, capacity_nbytes: int) -> ThrottledStore:
-        made.append(ThrottledStore(MemoryStore(slab, capacity_nbytes), 1e12))
-        return made[-1]
-
-    def throttle(bytes_per_second: float) -> None:
-        for store in made:
-            store.bytes_per_second = bytes_per_second
-
-    stores.MemoryStore = make  # type: ignore[misc, assignment]
-    return throttle
 
 
 def break_even(engine: Engine) -> float:
@@ -200,7 +57,8 @@ def break_even(engine: Engine) -> float:
     computed = [engine.shoot(LONGEST, CostMode.NEVER, [i]).ttft_seconds for i in range(3)]
     for num_tokens in (*FITTED, *FITTED):
         engine.shoot(num_tokens, CostMode.NEVER, [1])
-    return MODEL.kv_nbytes_per_token * (LONGEST - 1) / statistics.median(computed)
+    nbytes = engine.setup.model.kv_nbytes_per_token * (LONGEST - 1)
+    return nbytes / statistics.median(computed)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -286,7 +144,7 @@ def regrets(engine: Engine, unit: float, result: Result, args: argparse.Namespac
     cells = {Place.of(cell): cell for cell in result.held.get("cells", [])}
     if args.max_seconds:
         wanted = [place for place in wanted if place not in cells]
-    computed = MODEL.kv_nbytes_per_token * (LONGEST - 1) / unit
+    computed = engine.setup.model.kv_nbytes_per_token * (LONGEST - 1) / unit
     for done, at in enumerate(wanted):
         ends = time.monotonic() + at.seconds(computed, args.repeats)
         if args.max_seconds and ends > result.began + args.max_seconds:
@@ -295,12 +153,6 @@ def regrets(engine: Engine, unit: float, result: Result, args: argparse.Namespac
         cells[at] = regret(engine, unit, at, args.repeats)
         result.keep("cells", [cells[place] for place in sorted(cells)], unit)
     print("no cell is missing")
-
-
-@contextmanager
-def engine_here(num_ranges: int = 1) -> Iterator[Engine]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield Engine(Path(folder), num_ranges)
 
 
 def device() -> str:
@@ -349,8 +201,8 @@ class Result:
         held: all of it. began: when this program did, on `time.monotonic`.
     """
 
-    def __init__(self, path: Path, began: float) -> None:
-        self._path = path
+    def __init__(self, path: Path, setup: Setup, began: float) -> None:
+        self._path, self._setup = path, setup
         self.began = began
         self.held: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
 
@@ -358,10 +210,12 @@ class Result:
         """Write a part in place of the one before."""
         facts = {"device": device(), "date": datetime.now(UTC).date().isoformat()}
         load = round(os.getloadavg()[0], 1)
-        self.held |= {**facts, "unit": unit, "load": load, "model": asdict(MODEL), name: part}
+        self.held |= {**facts, "unit": unit, "load": load, name: part}
+        model = self._setup.model
         self.held |= {
-            "kv_nbytes_per_token": MODEL.kv_nbytes_per_token,
-            "step_tokens": STEP_TOKENS,
+            "model": asdict(model),
+            "kv_nbytes_per_token": model.kv_nbytes_per_token,
+            "step_tokens": self._setup.step_tokens,
         }
         self._path.write_text(json.dumps(self.held, indent=1) + "\n")
         self._path.with_suffix(".md").write_text(page(self.held))
@@ -375,21 +229,23 @@ def main() -> None:
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 8.0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--max-seconds", type=float, default=0.0, help="only what is missing")
-    parser.add_argument("--out", type=Path, default=RESULTS / "decide.json")
+    parser.add_argument("--out", type=Path, help="default: bench/results/decide.json, or _split")
     args = parser.parse_args()
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":  # before torch is loaded
         os.execve(
             sys.executable, [sys.executable, "-W", "ignore", *sys.argv], engine_environment(1)
         )
-    result = Result(args.out, began)
-    with engine_here(MODEL.num_layers if args.piece == "split" else 1) as engine:
+    setup = LAYERED if args.piece == "split" else PLAIN
+    out = args.out or RESULTS / ("decide.json" if setup is PLAIN else "decide_split.json")
+    result = Result(out, setup, began)
+    with engine_here(setup) as engine:
         unit = break_even(engine)
         if args.piece == "predict":
             result.keep("predict", predict(engine, unit, args.repeats), unit)
         elif args.piece == "stall":
             result.keep("stall", stall(engine, unit), unit)
         elif args.piece == "split":
-            result.keep("split", split(engine, unit, MODEL.num_layers, args.repeats), unit)
+            result.keep("split", split(engine, unit, setup.num_ranges, args.repeats), unit)
         else:
             regrets(engine, unit, result, args)
     print(page(result.held), flush=True)
