@@ -182,7 +182,8 @@ class CudaCopier:
         """Time every route on the engine's blocks and the slab's slots; fill the table.
 
         Blocks keep their bytes: they are copied out and the same bytes back in. Slots do not.
-        Nobody else may use either meanwhile: call it before the first step. Well under a second.
+        Nobody else may use either meanwhile: call it before the first step. It takes
+        `copier_cuda_routes.MAX_MEASURE_SECONDS` at most, and one batch.
         """
         if self.has_kernels:
             self.routes = measured_routes(self, self._layout, self._num_slots)

@@ -256,8 +256,8 @@ class _Markers:
             self._events[self._issued] = event
             if len(self._events) > self._limit:
                 oldest = next(iter(self._events))
-                for stream in self._streams:
-                    stream.wait_event(self._events[oldest])
+                for copying in self._streams:
+                    copying.wait_event(self._events[oldest])
                 del self._events[oldest]
             return Marker(self._issued)
 

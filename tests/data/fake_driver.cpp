@@ -42,6 +42,7 @@ struct World {
     int num_waits = 0;
     int forget_record = -1;  // the number of a record from now on that does nothing
     int num_records = 0;
+    int spoil = 0;           // what is wrong with copies: see fake_spoil
     double now = 0;          // milliseconds
     bool capturing = false;
     std::string failing;
@@ -209,6 +210,11 @@ int module_function(void **function, void *, const char *name) {
     *function = gather ? &gather_object : &scatter_object;
     return 0;
 }
+// Breaks what a copy wrote, where a test wants that.
+void spoil(int what, Address written) {
+    if (world.spoil != what) return;
+    *reinterpret_cast<unsigned char *>(written) ^= 0x10;
+}
 int launch(void *function, unsigned grid, unsigned, unsigned, unsigned threads, unsigned, unsigned,
            unsigned, void *stream, void **arguments, void **) {
     CALL("cuLaunchKernel");
@@ -224,6 +230,10 @@ int launch(void *function, unsigned grid, unsigned, unsigned, unsigned threads, 
             for (kernel::u32 lane = 0; lane < kernel::kLanes; ++lane)
                 gather ? kernel::copy_share<true>(*batch, warp, warps, lane)
                        : kernel::copy_share<false>(*batch, warp, warps, lane);
+        const kernel::Tile tile = kernel::tile_of(*batch, batch->tiles_per_block - 1);
+        if (!gather) return spoil(2, tile.in_block);
+        spoil(1, tile.in_slot);
+        spoil(4, tile.in_slot + static_cast<Address>(tile.nbytes));  // just behind it
     });
     return 0;
 }
@@ -237,6 +247,7 @@ int copy_one(Address target, Address source, std::size_t nbytes, void *stream) {
     put(stream, [=] {
         world.now += 1;
         std::memcpy(reinterpret_cast<void *>(target), reinterpret_cast<void *>(source), nbytes);
+        spoil(3, target);
     });
     return 0;
 }
@@ -337,6 +348,8 @@ void fake_forget_wait(int number) { world.forget_wait = number, world.num_waits 
 int fake_num_waits() { return world.num_waits; }
 void fake_forget_record(int number) { world.forget_record = number, world.num_records = 0; }
 int fake_num_records() { return world.num_records; }
+// 1: what a kernel gathers, 2: what one scatters, 3: each copy, 4: what lies behind a gather.
+void fake_spoil(int what) { world.spoil = what; }
 void fake_capturing(int capturing) { world.capturing = capturing; }
 void fake_fail(const char *name, int after, int code) {
     world.failing = name, world.failing_after = after, world.failing_code = code;
