@@ -361,6 +361,9 @@ int fake_num_registered() { return static_cast<int>(world.registered.size()); }
 int fake_num_streams() { return static_cast<int>(world.streams.size()); }
 void *fake_stream() { return world.streams.push_back(new Stream), world.streams.back(); }
 int fake_step(int index) { return step(*world.streams[static_cast<std::size_t>(index)]); }
+int fake_queued(int index) {
+    return static_cast<int>(world.streams[static_cast<std::size_t>(index)]->items.size());
+}
 int fake_step_of(void *stream) { return step(at(stream)); }
 void fake_run() { run(); }
 void fake_fill(void *stream, Address address, int value, std::size_t nbytes) {
