@@ -2,14 +2,16 @@
 
     python bench/decide.py predict            # prediction error, on lengths that were not fitted
     python bench/decide.py stall              # a store that drops to 1 % of its speed, and recovers
-    python bench/decide.py regret --concurrency 1      # then 2, 4, 8: each adds its cells
-    python bench/decide.py regret --concurrency 8 --factors 0.5 2 --repeats 3   # or piece by piece
+    python bench/decide.py regret --max-seconds 170    # again and again, until no cell is missing
+    python bench/decide.py regret --concurrency 8 --factors 0.5 2 --repeats 3   # some cells anew
 
 Blocks lie in a memory store that is as slow as one wants, so that loading is now faster, now slower
 than computing. Bandwidths are multiples of the one at which both take alike, measured at the start.
 Regret is the mean time to the first token where kvtiers decides, over the better of computing
 everything and loading everything; the three take turns, and follow a change of the bandwidth by
-some loads of other lengths, which show it to kvtiers. Results go to bench/results/decide.*.
+some loads of other lengths, which show it to kvtiers. Results go to bench/results/decide.*, cell
+by cell. With `--max-seconds` only cells that are not there yet are measured, and none is begun that
+would end later; the program says how many are missing still.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ BLOCK_SIZE, STEP_TOKENS, LONGEST = 32, 1024, 2049
 NUM_DOCUMENTS = 8
 FITTED = (257, 513, 1025, 1537)  # lengths of prompts that teach
 JUDGED = (385, 769, 1281, 2049)
+LENGTHS = (513, 2049)  # of requests that come at once
 MODES = (CostMode.NEVER, CostMode.ALWAYS, CostMode.AUTO)
 
 
@@ -235,37 +238,62 @@ def predict(engine: Engine, unit: float, repeats: int) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def regret(
-    engine: Engine, unit: float, factors: Sequence[float], repeats: int, concurrency: int
-) -> list[dict[str, Any]]:
-    """Compare deciding with the better of both pure choices."""
-    cells = []
-    for factor in factors:
-        engine.set_bandwidth(factor * unit)
-        for num_tokens in (513, 2049):
-            shots: dict[CostMode, list[Shot]] = {mode: [] for mode in MODES}
-            for i in range(repeats):
-                for mode in MODES[i % 3 :] + MODES[: i % 3]:
-                    documents = range(concurrency)
-                    shots[mode].append(engine.shoot(num_tokens, mode, documents))
-            ttft = {m: [s.ttft_seconds for s in shots[m]] for m in MODES}
-            better = min(MODES[:2], key=lambda m: statistics.median(ttft[m]))
-            cells.append(
-                {
-                    "concurrency": concurrency,
-                    "bandwidth_factor": factor,
-                    "num_tokens": num_tokens,
-                    "ms": {m.value: 1e3 * statistics.median(ttft[m]) for m in MODES},
-                    "regret": statistics.median(ttft[CostMode.AUTO])
-                    / statistics.median(ttft[better])
-                    - 1,
-                    "spread": max(spread(ttft[better]), spread(ttft[CostMode.AUTO])),
-                    "blocks_loaded": statistics.median(s.num_loaded for s in shots[CostMode.AUTO]),
-                    "blocks_failed": sum(s.num_failed for s in shots[CostMode.AUTO]),
-                    "repeats": repeats,
-                }
-            )
-    return cells
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where in the grid of regrets a cell is."""
+
+    concurrency: int
+    bandwidth_factor: float
+    num_tokens: int
+
+    @classmethod
+    def of(cls, cell: dict[str, Any]) -> Place:
+        """Return a measured cell's."""
+        return cls(cell["concurrency"], cell["bandwidth_factor"], cell["num_tokens"])
+
+    def seconds(self, computed: float, repeats: int) -> float:
+        """Return about how long it takes to measure, from how long the longest prompt takes."""
+        alone = computed * self.num_tokens / LONGEST
+        loads = 1 / self.bandwidth_factor
+        return repeats * self.concurrency * alone * (2 + loads) + len(FITTED) * computed * loads
+
+
+def regret(engine: Engine, unit: float, at: Place, repeats: int) -> dict[str, Any]:
+    """Compare deciding with the better of both pure choices, in one cell."""
+    engine.set_bandwidth(at.bandwidth_factor * unit)
+    shots: dict[CostMode, list[Shot]] = {mode: [] for mode in MODES}
+    for i in range(repeats):
+        for mode in MODES[i % 3 :] + MODES[: i % 3]:
+            shots[mode].append(engine.shoot(at.num_tokens, mode, range(at.concurrency)))
+    ttft = {m: [s.ttft_seconds for s in shots[m]] for m in MODES}
+    better = min(MODES[:2], key=lambda m: statistics.median(ttft[m]))
+    return {
+        **asdict(at),
+        "ms": {m.value: 1e3 * statistics.median(ttft[m]) for m in MODES},
+        "regret": statistics.median(ttft[CostMode.AUTO]) / statistics.median(ttft[better]) - 1,
+        "spread": max(spread(ttft[better]), spread(ttft[CostMode.AUTO])),
+        "blocks_loaded": statistics.median(s.num_loaded for s in shots[CostMode.AUTO]),
+        "blocks_failed": sum(s.num_failed for s in shots[CostMode.AUTO]),
+        "repeats": repeats,
+    }
+
+
+def regrets(engine: Engine, unit: float, result: Result, args: argparse.Namespace) -> None:
+    """Measure the cells that were asked for; see the module."""
+    grid = itertools.product(args.concurrency, args.factors, LENGTHS)
+    wanted = [Place(*place) for place in grid]
+    cells = {Place.of(cell): cell for cell in result.held.get("cells", [])}
+    if args.max_seconds:
+        wanted = [place for place in wanted if place not in cells]
+    computed = MODEL.kv_nbytes_per_token * (LONGEST - 1) / unit
+    for done, at in enumerate(wanted):
+        ends = time.monotonic() + at.seconds(computed, args.repeats)
+        if args.max_seconds and ends > result.began + args.max_seconds:
+            print(f"{len(wanted) - done} cells are missing; run this again")
+            return
+        cells[at] = regret(engine, unit, at, args.repeats)
+        result.keep("cells", [cells[place] for place in sorted(cells)], unit)
+    print("no cell is missing")
 
 
 @contextmanager
@@ -313,41 +341,55 @@ def stall(engine: Engine, unit: float) -> dict[str, Any]:
     return {"computed_ms": 1e3 * computed, "served": served}
 
 
-def place(cell: dict[str, Any]) -> tuple[float, ...]:
-    """Return where in the grid a cell is."""
-    return cell["concurrency"], cell["bandwidth_factor"], cell["num_tokens"]
+class Result:
+    """What is measured so far, on disk.
+
+    Attributes:
+        held: all of it. began: when this program did, on `time.monotonic`.
+    """
+
+    def __init__(self, path: Path, began: float) -> None:
+        self._path = path
+        self.began = began
+        self.held: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+
+    def keep(self, name: str, part: Any, unit: float) -> None:
+        """Write a part in place of the one before."""
+        facts = {"device": device(), "date": datetime.now(UTC).date().isoformat()}
+        load = round(os.getloadavg()[0], 1)
+        self.held |= {**facts, "unit": unit, "load": load, "model": asdict(MODEL), name: part}
+        self.held |= {
+            "kv_nbytes_per_token": MODEL.kv_nbytes_per_token,
+            "step_tokens": STEP_TOKENS,
+        }
+        self._path.write_text(json.dumps(self.held, indent=1) + "\n")
+        self._path.with_suffix(".md").write_text(page(self.held))
 
 
 def main() -> None:
+    began = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("piece", choices=["predict", "regret", "stall"])
-    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 8.0])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--max-seconds", type=float, default=0.0, help="only what is missing")
     parser.add_argument("--out", type=Path, default=RESULTS / "decide.json")
     args = parser.parse_args()
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":  # before torch is loaded
         os.execve(
             sys.executable, [sys.executable, "-W", "ignore", *sys.argv], engine_environment(1)
         )
-    result = json.loads(args.out.read_text()) if args.out.is_file() else {}
+    result = Result(args.out, began)
     with engine_here() as engine:
         unit = break_even(engine)
         if args.piece == "predict":
-            result["predict"] = predict(engine, unit, args.repeats)
+            result.keep("predict", predict(engine, unit, args.repeats), unit)
         elif args.piece == "stall":
-            result["stall"] = stall(engine, unit)
+            result.keep("stall", stall(engine, unit), unit)
         else:
-            new = regret(engine, unit, args.factors, args.repeats, args.concurrency)
-            cells = {place(cell): cell for cell in [*result.get("cells", []), *new]}
-            result["cells"] = [cells[key] for key in sorted(cells)]
-    load = os.getloadavg()[0]
-    facts = {"device": device(), "date": datetime.now(UTC).date().isoformat()}
-    result |= {**facts, "unit": unit, "load": round(load, 1), "model": asdict(MODEL)}
-    result |= {"kv_nbytes_per_token": MODEL.kv_nbytes_per_token, "step_tokens": STEP_TOKENS}
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    args.out.with_suffix(".md").write_text(page(result))
-    print(page(result))
+            regrets(engine, unit, result, args)
+    print(page(result.held))
     sys.stdout.flush()
     os._exit(0)  # vLLM's threads need not be waited for
 

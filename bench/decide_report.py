@@ -17,7 +17,7 @@ def page(result: dict[str, Any]) -> str:
         f"{result['kv_nbytes_per_token']} bytes of KV a token, steps of "
         f"{result['step_tokens']} tokens. Bandwidth as a multiple of the one at which loading a "
         f"prompt of 2,048 tokens takes as long as computing it ({result['unit'] / 1e6:.0f} MB/s). "
-        "`python bench/decide.py predict`, `... stall`, `... regret --concurrency N`",
+        "`python bench/decide.py predict`, `... stall`, `... regret --max-seconds 170`",
         "",
     ]
     if "predict" in result:

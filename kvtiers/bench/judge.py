@@ -15,7 +15,7 @@ from kvtiers.bench.plan import RECOMPUTE, MeasuredPlan
 from kvtiers.cost.break_even import break_even_tokens
 from kvtiers.cost.links import LinkModel, Links, read_link, reload_link
 from kvtiers.cost.planner import PlanPolicy, Prompt, ReloadPlan, plan_reload
-from kvtiers.cost.prefill import MeasuredPrefill, PrefillModel
+from kvtiers.cost.prefill import MeasuredPrefill, PrefillModel, PrefillSpeed
 from kvtiers.cost.shapes import model_shape
 from kvtiers.model.messages import Link
 
@@ -24,6 +24,7 @@ SPREADS_ALLOWED: Final = 1.5  # of the repeats' spread, where that is more
 COMPARABLE: Final = 2.0  # load and computation are alike within this factor: a split may gain
 MAX_SPLIT_LENGTHS: Final = 3
 _SEED_STEP_SECONDS: Final = 0.001
+_SEED_KV_BYTES_PER_SECOND: Final = 1e10
 _SEED_LATENCY_SECONDS: Final = 0.001
 _SEED_SECONDS_PER_PIECE: Final = 1e-5
 
@@ -192,6 +193,7 @@ class Calibrated:
             "step_seconds": self.prefill.step_seconds,
             "flops_per_second": self.prefill.flops_per_second,
             "attention_flops_per_second": self.prefill.attention_flops_per_second,
+            "seconds_per_kv_element": self.prefill.seconds_per_kv_element,
         }
         for name in (reload_link(), *map(read_link, self.plan.stores)):
             link = self.links[name]
@@ -218,9 +220,13 @@ class Calibrated:
             float(self.shape.prefill_flops(p.num_tokens, p.num_context_tokens)) / p.seconds
             for p in prompts
         ]
-        prefill = PrefillModel(
-            _SEED_STEP_SECONDS, max(flops), self.shape, self.plan.max_tokens_per_step
+        speed = PrefillSpeed(
+            _SEED_STEP_SECONDS,
+            max(flops),
+            kv_bytes_per_second=_SEED_KV_BYTES_PER_SECOND,
+            kv_element_nbytes=self.plan.shape.itemsize,
         )
+        prefill = PrefillModel.of(speed, self.shape, self.plan.max_tokens_per_step)
         prefill.fit(prompts)
         return prefill
 

@@ -93,12 +93,19 @@ class Accounts:
             )
         )
 
-    def loaded(self, load: LoadDone, state: RequestState | None) -> None:
-        """Note what came of a reload; `state`: None once its request ended."""
-        outcome = DecisionOutcome(load.num_loaded, load.num_failed, load.seconds)
+    def loaded(self, load: LoadDone, state: RequestState | None, *, in_step: bool) -> None:
+        """Note what came of a reload.
+
+        Args:
+            state: None once its request ended.
+            in_step: whether the step that computed the rest waited for it. It is answered at the
+                end of that step, so that nobody knows when it was done.
+        """
+        seconds = None if in_step else load.seconds
+        outcome = DecisionOutcome(load.num_loaded, load.num_failed, seconds)
         decision = self.decisions.open_decision(load.request_id)
         self.decisions.note(load.request_id, outcome)
-        if decision is not None and not load.num_failed:
+        if decision is not None and not load.num_failed and not in_step:
             self._compare("load", decision, decision.predicted_seconds["load"], load.seconds)
         if load.num_failed:  # the engine keeps what came before the first failed block
             tokens = {name: num * self._block_size for name, num in load.kept.items()}

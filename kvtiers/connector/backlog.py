@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from kvtiers.control.outlook import EngineLoad
 from kvtiers.cost.prefill import PrefillModel
 
 _REMEMBERED: Final = 4096  # first tokens whose step has not ended; an engine may never tell
@@ -35,6 +36,11 @@ class Backlog:
         self._num_scheduled = 0
         self._num_ended = 0
         self._first_tokens: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        self._in_step: set[str] = set()
+
+    def now(self, prefill: PrefillModel) -> EngineLoad:
+        """Return what the engine does at this moment."""
+        return EngineLoad(self.seconds(prefill), computes=bool(self._in_step))
 
     def seconds(self, prefill: PrefillModel) -> float:
         """Return how long the device works on what it can begin with now."""
@@ -63,6 +69,7 @@ class Backlog:
 
     def scheduled(self, num_computed_tokens: Mapping[str, int]) -> None:
         """Note that a step begins, and what of each request in it is computed once it is done."""
+        self._in_step = set(num_computed_tokens)
         if not num_computed_tokens:
             return
         self._num_scheduled += 1
@@ -89,3 +96,4 @@ class Backlog:
     def left(self, request_id: str) -> None:
         """Forget a request: it is over, or was preempted."""
         self._prefills.pop(request_id, None)
+        self._in_step.discard(request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtiers.connector.calibrated import measured_seeds
+from kvtiers.connector.in_step import in_step_seconds
 from kvtiers.connector.shape import EngineShape
 from kvtiers.control.settings import PREFETCH_SHARE, ControlSettings, GroupSettings, StoreSettings
 from kvtiers.cost.links import HBM_SEED, Links, StoreKind
@@ -81,6 +82,7 @@ def control_settings(
         low_watermark=config.dram.low_watermark,
         reload_deadline=config.reload.deadline,
         lookup_deadline=config.reload.lookup_deadline,
+        in_step_seconds=in_step_seconds(config, shape),
         prefetch_share=PREFETCH_SHARE if config.reload.prefetch == "auto" else 0.0,
         frames=Frames(MAX_FRAMES_IN_STORE, ALIGNMENT),
     )

@@ -71,7 +71,7 @@ class SchedulerConnector:
         cost = cost_model(self.config, self.shape)
         self._lasting = LastingStores(self.config, self.shape, hellos)
         self._controller = Controller(
-            settings, ranks, cost, self.counters, lambda: self._backlog.seconds(cost.prefill)
+            settings, ranks, cost, self.counters, lambda: self._backlog.now(cost.prefill)
         )
         logger.info(
             "DRAM tier: %d blocks of %d tokens on %d rank(s), %.2f GiB in all",
@@ -189,6 +189,7 @@ class SchedulerConnector:
         if not load.asynchronous:
             self._sync.append(job_id)
             self._unconfirmed.add(job_id)
+            self.controller.loads_in_step(job_id)
 
     def will_fill(self, block_ids: BlockIds) -> None:
         """Note that somebody will write into engine blocks, whoever it is: running offloads read
@@ -260,6 +261,7 @@ class SchedulerConnector:
         """Take in what the ranks answered; returns the reloads that are complete."""
         done = []
         now = self._clock()
+        self.controller.cost.links.moved(report.links)
         for completion in report.completions:
             if completion.hop == DRAM and (completion.outcomes != Outcome.OK).any():
                 self._offer_again()
@@ -282,9 +284,7 @@ class SchedulerConnector:
             num_new_tokens, num_context_tokens: per request in the step.
         """
         if num_new_tokens:
-            cost = self.controller.cost
-            flops = cost.step_flops(num_new_tokens, num_context_tokens)
-            cost.observe_step(flops, sum(num_new_tokens), seconds)
+            self.controller.cost.observe_batch(num_new_tokens, num_context_tokens, seconds)
 
     def step_ended(self) -> None:
         """Note the end of the oldest step with tokens that runs, once its answers were reported."""
@@ -386,8 +386,8 @@ class SchedulerConnector:
 
     def _loaded(self, load: LoadDone, job_id: JobId) -> None:
         self._backlog.loaded(load.request_id, load.num_failed * self._block_size)
-        self._accounts.loaded(load, self._requests.get(load.request_id))
         in_step = job_id in self._unconfirmed
+        self._accounts.loaded(load, self._requests.get(load.request_id), in_step=in_step)
         self._unconfirmed.discard(job_id)
         if not load.num_failed:
             return

@@ -10,7 +10,7 @@ from kvtiers.control.fences import Fences
 from kvtiers.control.gates import Gates
 from kvtiers.control.jobs import Job, JobTable
 from kvtiers.control.offload import OffloadDesk
-from kvtiers.control.outlook import Outlook
+from kvtiers.control.outlook import EngineLoad, Outlook
 from kvtiers.control.places import Places
 from kvtiers.control.policy import make_policy
 from kvtiers.control.prefetch import Arrival, PrefetchDesk
@@ -47,7 +47,7 @@ class Controller:
     request. What they lead to is collected in `take_orders`, once per engine step.
 
     Args:
-        busy_seconds: tells for how long the device has work that was admitted already.
+        engine: tells what the engine does at the moment.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Controller:
         ranks: Sequence[Rank],
         cost: CostModel,
         counters: Counters,
-        busy_seconds: Callable[[], float] = lambda: 0.0,
+        engine: Callable[[], EngineLoad] = EngineLoad,
     ) -> None:
         self.settings = settings
         self.counters = counters
@@ -87,7 +87,7 @@ class Controller:
         self._asked: dict[str, Asked] = {}
         self._barred: set[str] = set()
         self._loading: dict[str, JobId] = {}
-        self.outlook = Outlook(settings, cost, self.jobs, self._loading, busy_seconds)
+        self.outlook = Outlook(settings, cost, self.jobs, self._loading, engine)
         self._lookups: dict[str, list[BlockKey]] = {}
         self._asking: set[tuple[str, BlockKey]] = set()
         self._before: list[Transfer] = []
@@ -96,6 +96,7 @@ class Controller:
         self._step = 0
         self._departures = Departures(places, counters)
         self._suspects = Suspects(places, self.jobs)
+        self._unproven: set[JobId] = set()
 
     # -- questions --------------------------------------------------------------------
 
@@ -170,14 +171,14 @@ class Controller:
 
     @property
     def busy(self) -> bool:
-        """Whether ranks have yet to answer."""
-        return len(self.jobs) > 0
+        """Whether ranks have yet to answer, or to be given something."""
+        return len(self.jobs) > 0 or self._offloads.holds_back
 
     # -- commands: what happens to a request ------------------------------------------
 
     def arrived(self, keys: Sequence[Sequence[BlockKey]], now: float) -> None:
         """Ask stores for what is not known of a request, before its turn comes."""
-        if self._hears_say:
+        if self._places.hears_say:
             self.presence.tick(now)
             self._look_up(self._reloads.match(keys, 0, min(map(len, keys))))
 
@@ -199,6 +200,11 @@ class Controller:
         self._traffic.ordered(job)
         self._offloads.asked_for(row.key for row in job.rows)
         return job.job_id
+
+    def loads_in_step(self, job_id: JobId) -> None:
+        """Note that the coming step computes on top of a load: to DRAM only, until it is good."""
+        self._unproven.add(job_id)
+        self._offloads.hold_back()
 
     def overwritten(self, block_ids: Iterable[int]) -> None:
         """Note that the engine will fill blocks in this step: running offloads read them first."""
@@ -305,11 +311,14 @@ class Controller:
             self._submitted(after)
         self.gates.tick(now)
         self._offloads.tick(now)
+        if not self._unproven:
+            self._offloads.release(self.epoch)
         self.cost.links.revisit(now)
         demote = self._offloads.demote(self.epoch)
         probes = self._probes.orders(self.epoch, now)
         promotes = self._prefetch(now)
         reloads = self._reloads.orders(now, sync_jobs)
+        self.outlook.in_step(sync_jobs)
         before = [*self._before, *probes, *promotes, *reloads]
         late = [*self._late, self._offloads.late_writes(), demote]
         self._late = []
@@ -373,11 +382,6 @@ class Controller:
         if not job.probes:
             self._traffic.answered(job)
 
-    @property
-    def _hears_say(self) -> bool:
-        """Whether some store is known through its index only."""
-        return bool(self._places.inherited) or None in self.stores
-
     def _submitted(self, transfer: Transfer) -> None:
         job = self.jobs.get(transfer.job_id)
         if job is not None:
@@ -385,6 +389,7 @@ class Controller:
 
     def _reloaded(self, job: Job, outcomes: UInt8s, now: float) -> LoadDone:
         num_loaded, num_failed = self._reloads.settle(job, outcomes, self.epoch)
+        self._unproven.discard(job.job_id)
         alive = self._loading.get(job.request_id) == job.job_id
         if alive:
             del self._loading[job.request_id]

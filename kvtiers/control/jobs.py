@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,6 +41,20 @@ class Row:
     false: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a reload met when it began.
+
+    Attributes:
+        moved_seconds: link name to what it had been busy until then, over all ranks.
+        device_seconds: for which the device had work. computes: whether it ran steps.
+    """
+
+    moved_seconds: Mapping[str, float]
+    device_seconds: float
+    computes: bool
+
+
 @dataclass(slots=True)
 class Job:
     """A transfer that every rank was given.
@@ -50,6 +64,8 @@ class Job:
         started, ordered: when the job was opened, and when the ranks were told.
         deadline_seconds: after `started`, when what has not come is given up.
         predicted_seconds: that a RELOAD was planned to take.
+        watch: what it met when it began, to learn how long it was done before anybody noticed;
+            None where that is not to be learnt.
         probes: whether it is to show that a store answers again.
         keeps: DEMOTE: whether the blocks stay in DRAM.
         merged: hop to the worst outcome of each row so far, over the ranks that answered.
@@ -65,6 +81,7 @@ class Job:
     ordered: float = 0.0
     deadline_seconds: float = math.inf
     predicted_seconds: float = 0.0
+    watch: Watch | None = None
     probes: bool = False
     keeps: bool = False
     merged: dict[str, UInt8s] = field(default_factory=dict)
@@ -90,6 +107,11 @@ class JobTable:
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    @property
+    def num_ranks(self) -> int:
+        """That answer every job."""
+        return len(self._ranks)
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from kvtiers.control.admission import Admission, make_admission
 from kvtiers.control.fences import Fences
 from kvtiers.control.jobs import Job, JobTable, Row
-from kvtiers.control.late_writes import LateWrites
+from kvtiers.control.late_writes import MAX_BLOCKS, LateWrites
 from kvtiers.control.places import Places
 from kvtiers.control.reuse import ReuseChances
 from kvtiers.control.settings import ControlSettings, StoreSettings
@@ -63,6 +64,8 @@ class OffloadDesk:
         self._demoting: set[BlockKey] = set()
         self._late = LateWrites(settings, places, jobs, self._route)
         self._through = [(i, s) for i, s in enumerate(settings.stores) if s.write == "through"]
+        self._holding = False
+        self._held: deque[BlockKey] = deque()
 
     # -- offload ----------------------------------------------------------------------
 
@@ -110,8 +113,11 @@ class OffloadDesk:
         if self._notes_reuse and not self._places.stored(key):  # else it was asked for just now
             self._chances.seen((key,))
         row = Row(key, block_id, entry, lands=True, parent=parent)
-        for idx, store in self._through:
-            self._route(row, idx, store, position)
+        if self._holding and self._through:
+            self._held.append(key)
+        else:
+            for idx, store in self._through:
+                self._route(row, idx, store, position)
         dram.pin(entry)
         job.rows.append(row)
         self._fences.reading(block_id, job.job_id)
@@ -149,6 +155,31 @@ class OffloadDesk:
             self._demoting.difference_update(row.key for row in job.rows)
             self._drain_to_low_watermark(job)
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether blocks wait in DRAM for the proof that they are true."""
+        return bool(self._held)
+
+    def hold_back(self) -> None:
+        """From now on, let nothing go to stores: it may turn out to be false."""
+        self._holding = True
+
+    def release(self, epoch: int) -> None:
+        """Let blocks go to stores again, and those that were held back, some each step.
+
+        What turned out to be false has left DRAM since.
+        """
+        self._holding = False
+        for _ in range(min(len(self._held), MAX_BLOCKS)):
+            key = self._held.popleft()
+            entry = self._dram.get(key)
+            if entry is None:
+                continue
+            if entry.idle:
+                self._late.used(entry, epoch)
+            else:  # it has yet to arrive in DRAM
+                self._held.append(key)
+
     def late_writes(self) -> Transfer | None:
         """Return the order to write what stores lack of the blocks in use, None for nothing."""
         job = self._late.take()
@@ -167,7 +198,7 @@ class OffloadDesk:
         used = slots - self._dram.num_free - len(self._demoting)  # as soon as those have left
         stores, most_writes = self._settings.stores, self._gates.most_writes
         back = [i for i, s in enumerate(stores) if s.write == "back" and most_writes(i)]
-        if not back or used <= self._settings.high_watermark * slots:
+        if self._holding or not back or used <= self._settings.high_watermark * slots:
             return None
         excess = used - int(self._settings.low_watermark * slots)
         excess = min(excess, max(map(most_writes, back)))  # one, where it is a probe

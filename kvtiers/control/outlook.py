@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from kvtiers.control.answers import slowest
-from kvtiers.control.jobs import Job, JobTable
+from kvtiers.control.jobs import Job, JobTable, Watch
 from kvtiers.control.reload import Match
 from kvtiers.control.settings import ControlSettings
 from kvtiers.cost.links import read_link, reload_link
@@ -17,7 +18,7 @@ from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt, ReloadPlan
 from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Victim
 from kvtiers.model.cost_mode import CostMode
-from kvtiers.model.messages import JobId, UInt8s
+from kvtiers.model.messages import JobId, TransferKind, UInt8s
 from kvtiers.model.outcome import Outcome
 
 # Steps until the engine's speed is no longer a seed, which may be off by orders of magnitude.
@@ -26,12 +27,25 @@ _NUM_STEPS_KNOWN: Final = 5
 _PATIENCE_SECONDS: Final = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine does at a moment.
+
+    Attributes:
+        busy_seconds: for how long the device has work with prompts that were admitted already.
+        computes: whether it runs steps, of prompts or of those that generate.
+    """
+
+    busy_seconds: float = 0.0
+    computes: bool = False
+
+
 class Outlook:
     """Sees what else the device and the links have to do, and which link hangs.
 
     Args:
         loading: the jobs of requests whose reload is under way; kept by the owner.
-        busy_seconds: tells for how long the device has work that was admitted already.
+        engine: tells what the engine does at the moment.
     """
 
     def __init__(
@@ -40,13 +54,13 @@ class Outlook:
         cost: CostModel,
         jobs: JobTable,
         loading: Mapping[str, JobId],
-        busy_seconds: Callable[[], float],
+        engine: Callable[[], EngineLoad],
     ) -> None:
         self._settings = settings
         self._cost = cost
         self._jobs = jobs
         self._loading = loading
-        self._busy_seconds = busy_seconds
+        self._engine = engine
         self._windows = tuple(
             WindowKV.of(settings.group_nbytes(idx), group.window, settings.block_size)
             for idx, group in enumerate(settings.groups)
@@ -57,12 +71,15 @@ class Outlook:
         """Return the request as a plan needs it, with what it meets now."""
         jobs = (self._jobs.get(job_id) for job_id in self._loading.values())
         ready = (max(0.0, j.started + j.predicted_seconds - now) for j in jobs if j is not None)
+        engine = self._engine()
         return Prompt(
             num_tokens,
             num_local_blocks,
             self._settings.block_size,
             self._settings.block_nbytes,
-            wait_seconds=self._busy_seconds(),
+            wait_seconds=engine.busy_seconds,
+            notice_seconds=self._cost.noticing.seconds(computes=engine.computes),
+            in_step_seconds=self._settings.in_step_seconds,
             others_ready_seconds=tuple(ready),
             windows=self._windows,
             frames=self._settings.frames,
@@ -79,6 +96,10 @@ class Outlook:
         if plan is None:
             return
         job.predicted_seconds = plan.load_seconds
+        engine = self._engine()
+        job.watch = Watch(
+            self._cost.links.moved_seconds, engine.busy_seconds, computes=engine.computes
+        )
         policy = self._cost.policy
         known = self._cost.prefill.num_observed >= _NUM_STEPS_KNOWN
         if policy.mode is CostMode.AUTO and known:
@@ -96,8 +117,17 @@ class Outlook:
         victim = Victim(num_tokens, size, nbytes, stored, num_sequences)
         return self._cost.preempt(victim, mode)
 
+    def in_step(self, job_ids: Iterable[JobId]) -> None:
+        """Note reloads that a step waits for: they are answered at its end, whenever they were
+        done."""
+        for job in filter(None, map(self._jobs.get, job_ids)):
+            job.watch = None
+
     def learn(self, job: Job, outcomes: UInt8s, now: float) -> None:
-        """Note the link that a load hung on: that of its first block that did not come in time."""
+        """Learn from a load that is over: how long it was done before it was noticed, or the link
+        that it hung on, that of its first block that did not come in time."""
+        if job.kind is TransferKind.RELOAD and (outcomes == Outcome.OK).all():
+            self._learn_noticing(job, now)
         late = np.flatnonzero(outcomes == Outcome.TIMED_OUT)
         if not len(late) or job.probes or job.lacked_slots:
             return
@@ -105,3 +135,28 @@ class Outlook:
         stores = self._settings.stores
         name = read_link(stores[source - 1].name) if source else reload_link()
         self._cost.links.stalled(name, now)
+
+    def _learn_noticing(self, job: Job, now: float) -> None:
+        """Compare the life of a load with what its links worked meanwhile, by their own meters.
+
+        Links that were busy for longer than it lived worked at several jobs at once; their
+        meters say nothing of this one. What the device had to do in any case is not waited for.
+        """
+        watch = job.watch
+        if watch is None:
+            return
+        moved = self._cost.links.moved_seconds
+
+        def worked(name: str) -> float:
+            before = watch.moved_seconds.get(name, 0.0)
+            return (moved.get(name, 0.0) - before) / self._jobs.num_ranks
+
+        to_hbm = worked(reload_link())
+        sources = {row.source for row in job.rows if row.source}
+        from_stores = sum(worked(read_link(self._settings.stores[s - 1].name)) for s in sources)
+        last = to_hbm * min(1.0, self._settings.frames.num_together / max(len(job.rows), 1))
+        done = max(to_hbm, from_stores + last if sources else 0.0)
+        lived = now - job.ordered
+        if done <= lived:
+            waited = lived - max(done, watch.device_seconds)
+            self._cost.noticing.observe(max(0.0, waited), computes=watch.computes)

@@ -36,6 +36,11 @@ class Places:
     retracted: dict[int, list[BlockKey]] = field(default_factory=dict)
     false: Counter[BlockKey] = field(default_factory=Counter)
 
+    @property
+    def hears_say(self) -> bool:
+        """Whether some store is known through its index only."""
+        return bool(self.inherited) or None in self.stores
+
     def belief(self, idx: int, key: BlockKey) -> Belief:
         """Return what is known of a block in a store: by control's own books, else by hearsay."""
         tier = self.stores[idx]

@@ -66,6 +66,8 @@ class ControlSettings:
         offload_deadline: seconds after which a block that has not been offloaded is dropped.
         lookup_deadline: seconds that a request waits for a shared store's answer.
         max_window: most slots that one job stages through.
+        in_step_seconds: loads from DRAM that are predicted to take less run within the step that
+            computes the rest; 0 where the engine cannot wait for them.
         prefetch_share: share of the slots that may hold blocks brought for requests that wait.
         frames: how ranks get blocks from stores.
     """
@@ -82,6 +84,7 @@ class ControlSettings:
     offload_deadline: float = 30.0
     lookup_deadline: float = 0.05
     max_window: int = 64
+    in_step_seconds: float = 0.0
     prefetch_share: float = PREFETCH_SHARE
     frames: Frames = PIPED
 

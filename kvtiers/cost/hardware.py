@@ -80,6 +80,8 @@ class Hardware:
             attention_flops_per_second=ranks * attention,
             flops_per_byte=per_token / seconds / (ranks * self.memory_bandwidth.value),
             weight_element_nbytes=WEIGHT_NBYTES[dtype],
+            # Ranks divide KV heads among them; what has none, each of them reads whole.
+            kv_bytes_per_second=(ranks if shape.num_kv_heads else 1) * self.memory_bandwidth.value,
         )
 
     def prefill(

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from kvtiers.cost.nnls import solve_nnls
+from kvtiers.cost.nnls import Float64s, solve_nnls
 
 # Relative standard deviations, chosen in simulation: see `tests/cost/test_learning.py`.
 _PRIOR_SIGMA: Final = 1.0  # of a seed, and of every coefficient after a lasting change
@@ -95,7 +95,9 @@ class LearnedSum:
         Non-negative least squares of relative errors. The coefficients held so far count as one
         very uncertain measurement each, so that what the rows say nothing about keeps its value.
         Errors are logarithmic and clipped to `_MAX_SURPRISE`, round by round: some stalls hardly
-        count. Later measurements correct the result as they correct seeds.
+        count, and a coefficient that was held a hundred times too small or too large pulls no
+        more than one that was nearly right. Later measurements correct the result as they correct
+        seeds.
 
         Args:
             rows: features, one row a measurement. seconds: of each; both as in `observe`.
@@ -109,17 +111,19 @@ class LearnedSum:
         if not (kept.any() and learnt.any()):
             return
         features, measured = features[kept][:, learnt], measured[kept]
-        prior = np.eye(int(learnt.sum())) * _NOISE_SIGMA / _FIT_PRIOR_SIGMA
-        found = held[learnt] * np.exp(np.median(np.log(measured / (features @ held[learnt]))))
+        held = held[learnt]
+        weight = _NOISE_SIGMA / _FIT_PRIOR_SIGMA
+        start = held * np.exp(np.median(np.log(measured / (features @ held))))
+        found = start
         for _ in range(_FIT_ROUNDS):
             predicted = features @ found
-            error = np.log(measured / predicted)
-            clipped = np.clip(error, -_MAX_SURPRISE, _MAX_SURPRISE)
-            factors = solve_nnls(
-                np.vstack([features * held[learnt] / predicted[:, None], prior]),
-                np.concatenate([1.0 + clipped, np.diag(prior)]),
+            factors = solve_nnls(  # of what was found in the round before
+                np.vstack([features * found / predicted[:, None], weight * np.eye(len(held))]),
+                np.concatenate(
+                    [_target(measured / predicted), weight * _target(held / found)],
+                ),
             )
-            found = held[learnt] * np.maximum(factors, _LEAST_FACTOR)
+            found = np.maximum(factors * found, _LEAST_FACTOR * np.minimum(start, held))
         self._take(found.tolist(), learnt.tolist(), len(measured))
 
     def _take(self, found: list[float], learnt: list[bool], num_rows: int) -> None:
@@ -179,3 +183,8 @@ class LearnedSum:
             coefficients[i] = max(moved, 0.5 * coefficients[i])
             for j in size:
                 covariance[i][j] -= spread[i] * spread[j] / variance
+
+
+def _target(ratios: Float64s) -> Float64s:
+    """Return by which factors to correct what is off by some ratios, in one round."""
+    return np.asarray(1.0 + np.clip(np.log(ratios), -_MAX_SURPRISE, _MAX_SURPRISE))

@@ -206,6 +206,7 @@ class Links(Mapping[str, LinkModel]):
         self.stores = tuple(stores)
         self._models = dict(models)
         self._queued = dict.fromkeys(self._models, 0)
+        self._moved_seconds = dict.fromkeys(self._models, 0.0)
         self._trust = {name: Trust() for name in self._models}
         for name in (reload_link(), *map(read_link, self.stores)):
             if name not in self._models:
@@ -295,6 +296,16 @@ class Links(Mapping[str, LinkModel]):
     def standing(self, name: str) -> Standing:
         """Return what a link may be used for."""
         return self._trust[name].standing
+
+    def moved(self, links: Sequence[Link]) -> None:
+        """Add up for how long links were busy; learns nothing."""
+        for link in links:
+            self._moved_seconds[link.name] = self._moved_seconds.get(link.name, 0.0) + link.seconds
+
+    @property
+    def moved_seconds(self) -> Mapping[str, float]:
+        """Link name to the seconds that it was busy so far, over all ranks; a copy."""
+        return dict(self._moved_seconds)
 
     def submitted(self, name: str, nbytes: int) -> None:
         """Count bytes that were ordered on a link. Raises KeyError: no such link."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kvtiers.cost.links import Links, read_link, reload_link
 from kvtiers.cost.loads import Loads
+from kvtiers.cost.noticing import Noticing
 from kvtiers.cost.planner import (
     Bools,
     PlanPolicy,
@@ -36,13 +37,14 @@ class CostModel:
 
     Attributes:
         prefill: the engine's speed. links: the links' speeds and queues.
-        policy: how predictions become a choice.
+        policy: how predictions become a choice. noticing: what a load waits once it is done.
     """
 
     def __init__(self, prefill: PrefillModel, links: Links, policy: PlanPolicy) -> None:
         self.prefill = prefill
         self.links = links
         self.policy = policy
+        self.noticing = Noticing()
 
     def plan(self, sources: UInt8s, valid: Bools, prompt: Prompt) -> ReloadPlan:
         """Choose how many leading blocks to reload; see `plan_reload`.
@@ -106,9 +108,27 @@ class CostModel:
         """Return the operations of one engine step, from each request's tokens in it."""
         return float(self.prefill.shape.prefill_flops(num_new_tokens, num_context_tokens).sum())
 
-    def observe_step(self, step_flops: float, step_tokens: int, seconds: float) -> None:
+    def kv_elements_read(
+        self, num_new_tokens: Sequence[int], num_context_tokens: Sequence[int]
+    ) -> float:
+        """Return the KV that one engine step reads, from each request's tokens in it."""
+        shape = self.prefill.shape
+        return float(shape.kv_elements_read(num_new_tokens, num_context_tokens).sum())
+
+    def observe_step(
+        self, step_flops: float, step_tokens: int, seconds: float, kv_elements_read: float = 0.0
+    ) -> None:
         """Learn from one engine step; see `PrefillModel.observe`."""
-        self.prefill.observe(step_flops, step_tokens, seconds)
+        self.prefill.observe(step_flops, step_tokens, seconds, kv_elements_read)
+        self.noticing.step_took(seconds)
+
+    def observe_batch(
+        self, num_new_tokens: Sequence[int], num_context_tokens: Sequence[int], seconds: float
+    ) -> None:
+        """Learn from one engine step, from each request's tokens in it."""
+        flops = self.step_flops(num_new_tokens, num_context_tokens)
+        read = self.kv_elements_read(num_new_tokens, num_context_tokens)
+        self.observe_step(flops, sum(num_new_tokens), seconds, read)
 
     def observe_links(self, links: Sequence[Link]) -> None:
         """Learn from what links did."""

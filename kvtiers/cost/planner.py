@@ -53,6 +53,9 @@ class Prompt:
         block_size: tokens of a block.
         block_nbytes: bytes of a block on one rank, over all KV groups.
         wait_seconds: until the device has time for the request; a load can begin at once.
+        notice_seconds: that a load which is done waits until it is noticed.
+        in_step_seconds: loads from DRAM alone that take less are part of the step that computes
+            the rest, and wait for nobody.
         stalled_seconds: for how long a load under way has brought nothing. It is expected to
             bring nothing for as long again.
         others_ready_seconds: of other requests whose loads are under way, how long until each
@@ -68,6 +71,8 @@ class Prompt:
     block_size: int
     block_nbytes: int
     wait_seconds: float = 0.0
+    notice_seconds: float = 0.0
+    in_step_seconds: float = 0.0
     stalled_seconds: float = 0.0
     others_ready_seconds: tuple[float, ...] = ()
     windows: tuple[WindowKV, ...] = ()
@@ -171,7 +176,8 @@ def plan_reload(
         sources, prompt.block_nbytes, links, prompt.windows, prompt.frames
     )
     loads = of_prefixes.seconds(links)
-    loads[1:] += prompt.stalled_seconds
+    in_step = np.logical_and.accumulate(sources == 0) & (loads[1:] < prompt.in_step_seconds)
+    loads[1:] += prompt.stalled_seconds + np.where(in_step, 0.0, prompt.notice_seconds)
     rest, first_step = _rest_seconds(len(sources), prompt, prefill)
     ttft_seconds = _ttft_seconds(loads, rest, first_step, prompt, policy.num_load_stages)
     scores = ttft_seconds

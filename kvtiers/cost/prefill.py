@@ -107,6 +107,18 @@ class ModelShape:
         chosen = 1.0 - np.power(unused, np.asarray(n, dtype=np.float64))
         return np.asarray(always + self.expert_params * chosen)
 
+    def kv_elements_read(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
+        """Return the KV that one step of ``n`` new tokens after ``context`` tokens reads.
+
+        Attention reads the keys and values of all tokens that its queries see, once: of a decode,
+        and of what a reload leaves, that is most of its work.
+        """
+        new = np.asarray(n, dtype=np.float64)
+        end = np.asarray(context, dtype=np.float64) + new
+        share = self.num_window_layers / self.num_layers
+        seen = (1.0 - share) * end + share * np.minimum(end, self.window + new)
+        return np.asarray(np.where(new > 0, self.kv_elements_per_token * seen, 0.0))
+
     def kv_nbytes_per_token(self, element_nbytes: float = 2, tensor_parallel_size: int = 1) -> int:
         """Return the KV bytes that one rank keeps of a token over all layers.
 
@@ -149,6 +161,9 @@ class PrefillSpeed:
         flops_per_byte: operations that take as long as reading one byte of weights; 0 where
             reading weights is free. A ratio of the machine, not learnt.
         weight_element_nbytes: bytes of one weight.
+        kv_bytes_per_second: at which attention reads keys and values, over all ranks; 0 where
+            reading them is free, for ever.
+        kv_element_nbytes: bytes of an element of those.
     """
 
     step_seconds: float
@@ -156,6 +171,8 @@ class PrefillSpeed:
     attention_flops_per_second: float = 0.0
     flops_per_byte: float = 0.0
     weight_element_nbytes: float = 2.0
+    kv_bytes_per_second: float = 0.0
+    kv_element_nbytes: float = 2.0
 
     def __post_init__(self) -> None:
         if not 0 < self.flops_per_second < math.inf:
@@ -179,10 +196,10 @@ class MeasuredPrefill:
 
 
 class PrefillModel:
-    """Predict prefill as ``steps * t_step + alpha * linear + beta * attention``, in operations.
+    """Predict ``steps * t_step + alpha * linear + beta * attention + gamma * KV that is read``.
 
-    A step multiplies at least as long as it takes to read its weights. The speed is a seed: it
-    holds until `observe` or `fit` has corrected it.
+    Linear and attention count operations. A step multiplies at least as long as it takes to read
+    its weights. The speed is a seed: it holds until `observe` or `fit` has corrected it.
 
     Args:
         step_seconds, flops_per_second: see `PrefillSpeed`, where the rest is as by default.
@@ -213,7 +230,11 @@ class PrefillModel:
         self.max_tokens_per_step = max_tokens_per_step
         self._flops_per_param_read = speed.flops_per_byte * speed.weight_element_nbytes
         attention = speed.attention_flops_per_second or speed.flops_per_second
-        self._cost = LearnedSum((speed.step_seconds, 1.0 / speed.flops_per_second, 1.0 / attention))
+        reads = speed.kv_bytes_per_second
+        per_kv_element = speed.kv_element_nbytes / reads if reads > 0 else 0.0
+        self._cost = LearnedSum(
+            (speed.step_seconds, 1.0 / speed.flops_per_second, 1.0 / attention, per_kv_element)
+        )
 
     @property
     def step_seconds(self) -> float:
@@ -231,15 +252,19 @@ class PrefillModel:
         return 1.0 / self._cost.coefficients[2]
 
     @property
+    def seconds_per_kv_element(self) -> float:
+        """Of keys and values that attention reads, as known now; 0 where that is free."""
+        return self._cost.coefficients[3]
+
+    @property
     def num_observed(self) -> int:
         """How many engine steps were learnt from."""
         return self._cost.num_observed
 
     def seconds(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
         """Return the predicted seconds to compute ``n`` tokens after ``context``; broadcasts."""
-        per_step, per_flop, per_attention_flop = self._cost.coefficients
-        num_steps, flops, attention = self._terms(n, context)
-        return np.asarray(num_steps * per_step + flops * per_flop + attention * per_attention_flop)
+        terms = zip(self._cost.coefficients, self._terms(n, context), strict=True)
+        return np.asarray(sum(coefficient * term for coefficient, term in terms))
 
     def first_step_seconds(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
         """Return the predicted seconds of the first step that `seconds` counts."""
@@ -247,21 +272,25 @@ class PrefillModel:
 
     def marginal_seconds(self, n: npt.ArrayLike, context: npt.ArrayLike = 0) -> Float64s:
         """Return the seconds that ``n`` more tokens add to steps that run anyway."""
-        _, per_flop, per_attention_flop = self._cost.coefficients
+        _, per_flop, per_attention_flop, _ = self._cost.coefficients
         attention = self.shape.attention_flops(n, context)
         return np.asarray(self.shape.linear_flops(n) * per_flop + attention * per_attention_flop)
 
-    def observe(self, step_flops: float, step_tokens: int, seconds: float) -> None:
+    def observe(
+        self, step_flops: float, step_tokens: int, seconds: float, kv_elements_read: float = 0.0
+    ) -> None:
         """Learn from one engine step.
 
         Args:
             step_flops: operations of all requests in the step; see `ModelShape.prefill_flops`.
             step_tokens: tokens of the step; a step without tokens ran no model and is left out.
             seconds: from the step's start to its end.
+            kv_elements_read: by all requests; see `ModelShape.kv_elements_read`.
         """
         if step_tokens > 0 and step_flops > 0:
             attention = max(0.0, step_flops - float(self.shape.linear_flops(step_tokens)))
-            self._cost.observe((1.0, float(self._step_flops(step_tokens)), attention), seconds)
+            linear = float(self._step_flops(step_tokens))
+            self._cost.observe((1.0, linear, attention, kv_elements_read), seconds)
 
     def fit(self, prompts: Sequence[MeasuredPrefill]) -> None:
         """Learn from many prefills at once, as of a calibration; see `LearnedSum.fit`."""
@@ -273,13 +302,24 @@ class PrefillModel:
 
     def _terms(
         self, n: npt.ArrayLike, context: npt.ArrayLike
-    ) -> tuple[Float64s, Float64s, Float64s]:
-        """Return steps, operations of matrices and of attention; see `_step_flops`."""
+    ) -> tuple[Float64s, Float64s, Float64s, Float64s]:
+        """Return steps, operations of matrices and of attention, and KV elements read; see
+        `_step_flops`."""
         new = np.asarray(n, dtype=np.float64)
         num_whole = np.floor(new / self.max_tokens_per_step)
         rest = new - num_whole * self.max_tokens_per_step
         flops = num_whole * self._step_flops(self.max_tokens_per_step) + self._step_flops(rest)
-        return num_whole + (rest > 0), flops, self.shape.attention_flops(new, context)
+        read = self._kv_elements_read(num_whole, rest, np.asarray(context, dtype=np.float64))
+        return num_whole + (rest > 0), flops, self.shape.attention_flops(new, context), read
+
+    def _kv_elements_read(self, num_whole: Float64s, rest: Float64s, context: Float64s) -> Float64s:
+        """Return what so many whole steps and one of the rest read together.
+
+        Each whole step as much as the middle one: exact without windows.
+        """
+        size, read = self.max_tokens_per_step, self.shape.kv_elements_read
+        whole = num_whole * read(size, context + (num_whole - 1) / 2 * size)
+        return np.asarray(whole + read(rest, context + num_whole * size))
 
     def _step_flops(self, tokens: npt.ArrayLike) -> Float64s:
         """Return what one step multiplies, or what it could while it reads its weights."""

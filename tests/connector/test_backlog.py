@@ -32,6 +32,19 @@ def test_prompt_that_loads_is_no_work_for_the_device_until_it_is_there():
     assert backlog.seconds(SPEED) == pytest.approx(float(SPEED.seconds(360, 640)))
 
 
+def test_engine_computes_while_a_request_of_its_last_step_lives():
+    backlog = Backlog()
+    assert not backlog.now(SPEED).computes
+    backlog.admitted("a", 64, 0, loading=False)
+    backlog.scheduled({"a": 64})
+    assert backlog.now(SPEED).computes
+    backlog.left("a")
+    assert not backlog.now(SPEED).computes
+    backlog.scheduled({"b": 3})
+    backlog.scheduled({})
+    assert not backlog.now(SPEED).computes, "a step without tokens"
+
+
 def test_last_token_is_computed_though_all_are_loaded():
     backlog = Backlog()
     backlog.admitted("a", 64, 64, loading=False)

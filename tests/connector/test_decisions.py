@@ -59,6 +59,18 @@ def test_error_of_load_and_first_token_is_counted(execution):
     engine.end()
 
 
+def test_load_in_the_step_is_measured_by_its_first_token_only():
+    """It is answered at the end of the step: nobody knows when it was done."""
+    engine = engine_of(Execution.SYNC, reload={"sync_below": "10s"})
+    computed_and_reloaded(engine)
+    (reload,) = [d for d in engine.connector.decisions.finished() if d.num_chosen_blocks]
+    assert reload.outcome.num_loaded_blocks == reload.num_chosen_blocks
+    assert reload.outcome.measured_seconds is None
+    assert reload.outcome.ttft_seconds is not None
+    assert engine.connector.counters.value(PREDICTIONS, ("load", "reload")) == 0
+    engine.end()
+
+
 def test_recompute_is_measured_too():
     engine = engine_of(Execution.SYNC, cost={"mode": "never"})
     computed_and_reloaded(engine)

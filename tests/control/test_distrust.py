@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvtiers.model.keys import unpack_keys
+from kvtiers.model.messages import Transfer
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.invariants import check_stores
 
@@ -153,3 +154,51 @@ def test_a_block_is_not_taken_for_written_while_its_false_frame_may_be(store):
     assert scene.hits(B[:1], request="b") in (0, None)
     scene.offload(B[:1])
     assert len(scene.ranks[0].stores[store.name].frames) == 1
+
+
+def steps_of_a_load_in_step(scene: Scene, outcome: Outcome | None) -> list[Transfer]:
+    """Load a prefix within a step that computes `B`; returns every order that writes to a store."""
+    prefix = chain("p", 2)
+    scene.offload(prefix)
+    job = scene.load(prefix)
+    scene.controller.loads_in_step(job)
+    scene.offload(B, settle=False)
+    orders = [*(first := scene.step()).before, *first.after]
+    for order in first.after:  # in DRAM before anyone knows whether the load was good
+        scene.answer(order.job_id)
+    orders += scene.step().before
+    scene.answer(job, None if outcome is None else {0: outcome})
+    if outcome is not None:
+        scene.controller.distrust()
+    for _ in range(4):
+        step = scene.step()
+        orders += [*step.before, *step.after]
+        scene.settle()
+    return [order for order in orders if order.targets.any()]
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+@pytest.mark.parametrize("store", [DISK, SHARED], ids=["disk", "shared"])
+def test_no_store_is_given_what_a_load_of_its_step_may_prove_false(store, write):
+    """Another engine, or the next life after a kill, would serve it before it is withdrawn."""
+    marks = {"high_watermark": 0.3, "low_watermark": 0.2} if write == "back" else {}
+    scene = Scene(dram(16, replace(store, write=write), **marks))
+    written = steps_of_a_load_in_step(scene, Outcome.CORRUPT)
+    assert not set(B) & {key for order in written for key in order.block_keys()}
+
+
+@pytest.mark.parametrize("store", [DISK, SHARED], ids=["disk", "shared"])
+def test_what_was_computed_beside_a_load_is_written_once_the_load_is_good(store):
+    scene = Scene(dram(16, store))
+    steps_of_a_load_in_step(scene, None)
+    assert len(scene.ranks[0].stores[store.name].frames) == len(B) + 2
+
+
+def test_engine_is_busy_until_what_was_held_back_is_written():
+    scene = Scene(dram(256, SHARED))
+    prefix, many = chain("p", 2), chain("m", 200)
+    scene.offload(prefix)
+    job = scene.load(prefix)
+    scene.controller.loads_in_step(job)
+    scene.offload(many)  # a step writes 64 of them
+    assert len(scene.shared.frames) == 202

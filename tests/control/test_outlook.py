@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvtiers.control.controller import Controller
+from kvtiers.control.outlook import EngineLoad
 from kvtiers.control.reload import LoadRequest
 from kvtiers.control.settings import ControlSettings, GroupSettings, StoreSettings
 from kvtiers.cost.links import LinkModel, Links, offload_link, read_link, reload_link, write_link
@@ -43,7 +44,7 @@ class Engine:
         *,
         num_steps: int = 10,
     ) -> None:
-        self.busy_seconds = 0.0
+        self.busy_seconds, self.computes = 0.0, False
         self.now = 100.0
         prefill = PrefillModel(0.005, 5e14, FALLBACK_SHAPE, 8192)
         models = {
@@ -57,7 +58,11 @@ class Engine:
             flops = self.cost.step_flops([1024], [0])
             self.cost.observe_step(flops, 1024, float(prefill.seconds(1024)))
         self.controller = Controller(
-            settings, [Rank()], self.cost, Counters(), lambda: self.busy_seconds
+            settings,
+            [Rank()],
+            self.cost,
+            Counters(),
+            lambda: EngineLoad(self.busy_seconds, self.computes),
         )
         store = SimStore(4096)
         self.rank = SimRank(Rank(), settings.num_slots, {"disk": store})
@@ -230,6 +235,82 @@ class TestStall:
         keys = chain("b", 128)
         order = engine.load("b", keys, engine.plan("b", keys).num_blocks)
         assert order.deadline < 0.3
+
+
+class TestNoticing:
+    """How long a load is done before it is noticed is learnt from the links' own meters."""
+
+    def reload(self, engine: Engine, name: str, worked: float, lived: float) -> None:
+        """Load a document from the disk; the link worked for a part of the load's life."""
+        keys = chain(name, NUM_BLOCKS)
+        engine.store(keys, only_below=True)
+        order = engine.load(name, keys, engine.plan(name, keys).num_blocks)
+        engine.cost.links.moved([Link(DISK, NUM_BLOCKS, NUM_BLOCKS * NBYTES, worked)])
+        engine.come(order, lived)
+        engine.controller.finished(name)
+
+    def predicted(self, engine: Engine) -> float:
+        return engine.controller.outlook.prompt(1000, 0, engine.now).notice_seconds
+
+    def test_it_is_what_a_load_lived_longer_than_its_link_worked(self):
+        engine = Engine()
+        for i in range(5):
+            self.reload(engine, f"doc{i}", worked=0.09, lived=0.098)
+        assert self.predicted(engine) == pytest.approx(0.008)
+        plan = engine.plan("next", chain("doc0", NUM_BLOCKS))
+        assert plan.num_blocks == NUM_BLOCKS
+        idle = engine.cost.predict_load_seconds([0, NUM_BLOCKS], NBYTES)
+        assert plan.load_seconds == pytest.approx(idle + 0.008, rel=0.01)
+
+    def test_a_slower_link_is_not_taken_for_it(self):
+        engine = Engine()
+        for i in range(5):
+            self.reload(engine, f"doc{i}", worked=0.9, lived=0.905)
+        assert self.predicted(engine) == pytest.approx(0.005)
+
+    def test_an_engine_that_computes_notices_at_the_ends_of_its_steps(self):
+        engine = Engine()
+        engine.computes = True
+        step = float(engine.cost.prefill.seconds(1024))
+        for i in range(5):
+            self.reload(engine, f"doc{i}", worked=0.09, lived=0.09 + 0.6 * step)
+        assert self.predicted(engine) == pytest.approx(0.6 * step, rel=0.02)
+        engine.computes = False
+        assert self.predicted(engine) < 0.002
+
+    def test_what_the_device_had_to_do_in_any_case_is_not_waited_for(self):
+        engine = Engine()
+        engine.busy_seconds = 0.2
+        for i in range(5):
+            self.reload(engine, f"doc{i}", worked=0.09, lived=0.201)
+        assert self.predicted(engine) == pytest.approx(0.001)
+
+    def test_meters_of_several_jobs_at_once_say_nothing(self):
+        engine = Engine()
+        before = self.predicted(engine)
+        for i in range(5):
+            self.reload(engine, f"doc{i}", worked=0.2, lived=0.15)
+        assert self.predicted(engine) == before
+
+    def test_loads_within_a_step_teach_nothing(self):
+        engine = Engine(replace(SETTINGS, in_step_seconds=1.0))
+        before = self.predicted(engine)
+        for i in range(5):
+            keys = chain(f"doc{i}", 16)
+            engine.store(keys)
+            plan = engine.plan("a", keys)
+            assert plan.load_seconds == pytest.approx(
+                engine.cost.predict_load_seconds([16], NBYTES)
+            )
+            block_ids = engine._blocks(16)
+            job_id = engine.controller.allocated(
+                LoadRequest("a", [keys], [block_ids], 0, 16), engine.now
+            )
+            engine.rank.take(engine.controller.take_orders(100, [job_id], engine.now))
+            engine.now += 0.04
+            engine.controller.completed(engine.rank.answer(job_id), engine.now)
+            engine.controller.finished("a")
+        assert self.predicted(engine) == before
 
 
 @pytest.mark.parametrize("name", ["write_through", "shared_store", "two_groups"])

@@ -170,6 +170,27 @@ class TestFit:
         model.fit([(1.0, 5.0), (0.0, 0.0)], [0.0, 1.0])
         assert (model.coefficients, model.num_observed) == (TRUTH, 0)
 
+    @pytest.mark.parametrize("factor", [1e-3, 0.01, 0.1, 10.0, 100.0, 1e4])
+    def test_few_measurements_outweigh_a_seed_that_is_far_off(self, factor):
+        """As of a link whose latency and bandwidth are nothing like those of its kind."""
+        model = LearnedSum((TRUTH[0] / factor, TRUTH[1] / factor))
+        rows = [(1.0, 8.0), (1.0, 64.0), (1.0, 512.0)]
+        model.fit(rows, [TRUTH[0] + TRUTH[1] * size for _, size in rows])
+        assert model.coefficients == pytest.approx(TRUTH, rel=0.02)
+
+    @pytest.mark.parametrize("factor", [0.01, 100.0])
+    def test_one_coefficient_may_be_far_off(self, factor):
+        model = LearnedSum((TRUTH[0], TRUTH[1] / factor))
+        rows = [(1.0, 8.0), (1.0, 64.0), (1.0, 512.0)]
+        model.fit(rows, [TRUTH[0] + TRUTH[1] * size for _, size in rows])
+        assert model.coefficients == pytest.approx(TRUTH, rel=0.02)
+
+    @pytest.mark.parametrize("factor", [0.01, 100.0])
+    def test_what_was_not_measured_keeps_its_value_however_far_off_the_rest(self, factor):
+        model = LearnedSum((0.01, 0.001))
+        model.fit([(1.0, 0.0)] * 3, [0.01 * factor] * 3)
+        assert model.coefficients == pytest.approx((0.01 * factor, 0.001), rel=0.02)
+
     def test_features_must_fit(self):
         with pytest.raises(ValueError, match="do not fit"):
             LearnedSum(TRUTH).fit([(1.0,)], [1.0])

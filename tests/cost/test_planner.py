@@ -61,7 +61,14 @@ def situations(draw):
     prefill = PrefillModel(
         draw(seconds), draw(st.floats(1e10, 1e15)), prefill.shape, draw(st.integers(1, 10_000))
     )
-    prompt = Prompt(num_tokens, local, block_size, draw(st.integers(1, 10**8)))
+    prompt = Prompt(
+        num_tokens,
+        local,
+        block_size,
+        draw(st.integers(1, 10**8)),
+        notice_seconds=draw(st.floats(0, 0.1)),
+        in_step_seconds=draw(st.sampled_from([0.0, 0.01, 1.0])),
+    )
     return sources.astype(np.uint8), valid, prompt, links, prefill
 
 
@@ -82,7 +89,9 @@ def ttft_of(situation, num_blocks: int) -> float:
     to_hbm = float(hbm.seconds(num_blocks, nbytes, links.queued_nbytes(reload_link())))
     if from_stores > 0:
         from_stores += float(hbm.seconds(1, prompt.block_nbytes))
-    return max(to_hbm, from_stores) + rest
+    load = max(to_hbm, from_stores)
+    in_step = not any(chosen) and load < prompt.in_step_seconds
+    return load + (0.0 if in_step or not chosen else prompt.notice_seconds) + rest
 
 
 @given(situation=situations(), margin=st.floats(0, 1))

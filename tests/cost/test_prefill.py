@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -172,6 +174,54 @@ class TestReadingWeights:
         for _ in range(300):
             model.observe(float(model.shape.prefill_flops(1, 500)), 1, float(model.seconds(1, 500)))
         assert model.seconds(8192) == pytest.approx(before, rel=0.02)
+
+
+class TestReadingKV:
+    """Attention reads the keys and values of the context, whatever little it multiplies."""
+
+    speed = PrefillSpeed(0.005, 8e14, kv_bytes_per_second=2e12)
+    shape = KNOWN_MODELS["llama-3.1-8b"].shape
+
+    def model(self, speed: PrefillSpeed | None = None) -> PrefillModel:
+        return PrefillModel.of(speed or self.speed, self.shape, 8192)
+
+    def test_one_token_after_a_long_context_takes_as_long_as_reading_it(self):
+        model, free = self.model(), self.model(PrefillSpeed(0.005, 8e14))
+        read = float(model.seconds(1, 100_000) - free.seconds(1, 100_000))
+        assert read == pytest.approx(100_001 * 131_072 / 2e12)
+
+    def test_every_step_reads_what_its_tokens_see(self):
+        """Three steps, of 8,192, 8,192 and 100 tokens after 1,000."""
+        model, free = self.model(), self.model(PrefillSpeed(0.005, 8e14))
+        tokens = (1000 + 8192) + (1000 + 2 * 8192) + (1000 + 2 * 8192 + 100)
+        read = float(model.seconds(2 * 8192 + 100, 1000) - free.seconds(2 * 8192 + 100, 1000))
+        assert read == pytest.approx(tokens * 131_072 / 2e12)
+
+    def test_layers_with_a_window_read_the_window(self):
+        shape = replace(self.shape, num_window_layers=24, window=1024)
+        whole, half = (float(s.kv_elements_read(1, 100_000)) for s in (self.shape, shape))
+        assert half == pytest.approx(whole * (8 * 100_001 + 24 * 1025) / (32 * 100_001))
+
+    def test_steps_one_by_one_find_it(self):
+        """A reload leaves little to compute after much context: that is what must be learnt."""
+        truth = self.model(PrefillSpeed(0.005, 8e14, kv_bytes_per_second=2e11))
+        model, rng = self.model(), np.random.default_rng(0)
+        for _ in range(100):
+            n, context = int(rng.integers(1, 4096)), int(rng.integers(0, 30_000))
+            n = 1 if rng.random() < 0.5 else n
+            flops = float(self.shape.prefill_flops(n, context))
+            read = float(self.shape.kv_elements_read(n, context))
+            seconds = float(truth.seconds(n, context)) * rng.lognormal(0, 0.05)
+            model.observe(flops, n, seconds, read)
+        for n, context in ((1, 5000), (1, 30_000), (2000, 0), (4000, 20_000)):
+            exact = float(truth.seconds(n, context))
+            assert model.seconds(n, context) == pytest.approx(exact, rel=0.15)
+
+    @given(n=tokens, context=tokens)
+    def test_more_tokens_never_take_less(self, n, context):
+        shape = replace(self.shape, num_window_layers=20, window=4096)
+        model = PrefillModel.of(self.speed, shape, 8192)
+        assert 0 <= model.seconds(n, context) <= model.seconds(n + 1, context) * (1 + 1e-12)
 
 
 def test_first_step_is_the_first_chunk():

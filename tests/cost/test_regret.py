@@ -135,6 +135,21 @@ def test_a_burst_of_requests_that_ignore_each_other_would_lose():
     assert world.mean_ttft(32_768, world.burst(32_768, 16)) <= loading
 
 
+@pytest.mark.parametrize("notice", [0.0, 0.002, 0.02])
+def test_what_noticing_takes_tips_the_balance_where_it_should(notice):
+    """Links at which a reload takes about as long as computing."""
+    for bandwidth in (2.0, 3.5, 5.0, 6.9):
+        for num_tokens in (512, 1024, 2048):
+            world, num_blocks = World(bandwidth), num_tokens // BLOCK_SIZE
+            prompt = Prompt(num_tokens, 0, BLOCK_SIZE, BLOCK_NBYTES, notice_seconds=notice)
+            sources, valid = np.ones(num_blocks, np.uint8), np.ones(num_blocks + 1, bool)
+            found = plan_reload(sources, valid, prompt, world.links(), world.prefill(), EAGER)
+            pure = {0: world.mean_ttft(num_tokens, [0])}
+            for m in {found.num_blocks, num_blocks} - {0}:
+                pure[m] = world.mean_ttft(num_tokens, [m]) + notice
+            assert pure[found.num_blocks] <= 1.05 * min(pure[0], pure[num_blocks])
+
+
 class TestLearnt:
     """The same machine, of which nothing is known at first but the model's shape."""
 
@@ -199,6 +214,8 @@ class TestPublishedLosses:
         loaded, computed = (world.mean_ttft(10_000, [m]) for m in (625, 0))
         assert loaded > 2 * computed
         assert chosen == 0
+        oracle = min(world.mean_ttft(10_000, [m]) for m in range(0, 626, 25))
+        assert world.mean_ttft(10_000, [chosen]) <= 1.1 * oracle
 
     @pytest.mark.parametrize("bandwidth", [0.5, 2.0, 6.9])
     @pytest.mark.parametrize("num_tokens", [32, 64, 128, 256])

@@ -29,6 +29,7 @@ from kvtiers.observe.decisions import Decision
 
 # Until steps have been measured: one CPU core with AVX-512, a fast GPU at half its peak.
 _SEED_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
+_SEED_KV_BYTES: Final = {"cpu": 1.2e10, "cuda": 2e12}  # memory of one core, and of a fast GPU
 _SEED_STEP_SECONDS: Final = 0.001  # an order of magnitude, not measured
 _POLL_SECONDS: Final = 0.0005
 
@@ -137,7 +138,10 @@ class ReferenceRunner:
             model=model_shape(self.model.shape.to_hf_config()),
             max_tokens_per_step=settings.max_tokens_per_step,
             seed_speed=PrefillSpeed(
-                _SEED_STEP_SECONDS, _SEED_FLOPS.get(device, _SEED_FLOPS["cuda"])
+                _SEED_STEP_SECONDS,
+                _SEED_FLOPS.get(device, _SEED_FLOPS["cuda"]),
+                kv_bytes_per_second=_SEED_KV_BYTES.get(device, _SEED_KV_BYTES["cuda"]),
+                kv_element_nbytes=self.model.shape.itemsize,
             ),
             loads_in_step=settings.num_groups == 1,
             instance=settings.instance,

@@ -19,6 +19,7 @@ _FP8_METHODS: Final = ("fp8", "fbgemm_fp8", "modelopt")
 # of a step.
 _FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
 _STEP_SECONDS: Final = 0.005
+_KV_BYTES: Final = {"cpu": 1.2e10, "cuda": 2e12}  # memory of one core, and of a fast GPU
 # memcpy on one core, 12 GB/s: measured on a 2-core EPYC VM, November 2026.
 _MEMCPY: Final = LinkSeed(20e-6, 5e-6, 12e9)
 
@@ -41,7 +42,11 @@ def seed_speed(
     num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
     if hardware is None:
         device = vllm_config.device_config.device_type
-        return PrefillSpeed(_STEP_SECONDS, _FLOPS.get(device, _FLOPS["cuda"]) * num_ranks)
+        return PrefillSpeed(
+            _STEP_SECONDS,
+            _FLOPS.get(device, _FLOPS["cuda"]) * num_ranks,
+            kv_bytes_per_second=_KV_BYTES.get(device, _KV_BYTES["cuda"]) * num_ranks,
+        )
     quantized = vllm_config.model_config.quantization in _FP8_METHODS
     dtype = "fp8" if quantized and "fp8" in hardware.peak_flops else "bf16"
     return hardware.speed(shape or FALLBACK_SHAPE, dtype, num_ranks)
