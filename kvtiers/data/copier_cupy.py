@@ -29,7 +29,7 @@ def compile_kernels(capability: int, *, machine_code: bool = True) -> bytes:
         nvrtc = importlib.import_module("cupy.cuda").nvrtc
         whole = source.replace('#include "block_index.h"', header)
         program = nvrtc.createProgram(whole, "kernels.cu", [], [])
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, RuntimeError) as error:  # which one depends on CuPy's version
         raise RuntimeError(f"CuPy finds no NVRTC: {error}") from error
     try:
         kind = "sm" if machine_code else "compute"
