@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvtiers.data.copier import CopyBatch, Direction
+from kvtiers.data.copier import CopyBatch, Direction, Marker
 from kvtiers.data.copier_cuda_routes import Route, RoutedCopier, geometry
 from kvtiers.data.slab import Slab
 from kvtiers.model.frame import FrameFormat
@@ -19,7 +19,8 @@ def check_copies(copier: RoutedCopier, layout: KVLayout, slab: Slab) -> str | No
     """Send random bytes through every route, in and out; return what is wrong, None if nothing.
 
     The routes judge each other: what one brought in, another must read back. Blocks keep their
-    bytes; slots do not. Nobody else may use either meanwhile.
+    bytes; slots do not. Nobody else may use either meanwhile; what the engine has queued so far is
+    waited for. Called on the engine's thread.
 
     Raises:
         RuntimeError: the driver refused a copy.
@@ -53,7 +54,8 @@ class _GroupCheck:
 
     def run(self) -> str | None:
         """Return what is wrong."""
-        self._copy(Route.DMA, Direction.GATHER, self._held)
+        # The engine may still be filling its blocks for the first time.
+        self._copy(Route.DMA, Direction.GATHER, self._held, self._copier.mark())
         try:
             for seed, there in enumerate(Route):
                 self._fill(seed)
@@ -67,9 +69,11 @@ class _GroupCheck:
             self._copy(Route.DMA, Direction.SCATTER, self._held)
         return None
 
-    def _copy(self, route: Route, direction: Direction, slots: Int64s) -> None:
+    def _copy(
+        self, route: Route, direction: Direction, slots: Int64s, after: Marker | None = None
+    ) -> None:
         batch = CopyBatch(self._group.group, self._blocks, slots)
-        ticket = self._copier.submit_by(route, direction, batch, None)
+        ticket = self._copier.submit_by(route, direction, batch, after)
         self._copier.wait(ticket)
         self._copier.done(ticket)
 

@@ -71,7 +71,11 @@ class RouteTable:
 
 
 class RoutedCopier(Protocol):
-    """What a measurement needs."""
+    """What checks and measurements need."""
+
+    def mark(self) -> Marker:
+        """Capture the present end of the engine's queue."""
+        ...
 
     def submit_by(
         self, route: Route, direction: Direction, batch: CopyBatch, after: Marker | None

@@ -72,9 +72,10 @@ class DeviceMedia:
         """
         if self._place.cuda is None:
             return self._through_torch(slab)
+        served = isinstance(self._device, CudaDevice)
         return make_cuda_copier(
             self._layout,
-            flat_addresses(self._layout, self._arrays),
+            flat_addresses(self._layout, self._arrays) if served else [],
             slab,
             self._device,
             lambda: self._through_torch(slab),

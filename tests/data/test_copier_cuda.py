@@ -373,6 +373,15 @@ def test_the_check_keeps_the_blocks(pinned: Pinned) -> None:
         np.testing.assert_array_equal(array, old)
 
 
+def test_the_check_waits_for_the_engine_to_have_made_its_blocks() -> None:
+    """An engine's zeroing of new memory is work in its queue like any other."""
+    bench = Bench(Route.DMA)
+    for block in ALL:
+        bench.fill_block(block, block + 1)
+    assert check_copies(bench.copier, LAYOUT, bench.slab) is None
+    assert [bench.block(block) for block in ALL] == [{block + 1} for block in ALL]
+
+
 def test_without_room_to_check_there_is_no_trust() -> None:
     fake = FakeDriver()
     slab = Slab(2, slot_nbytes_for(LAYOUT.groups), pin="on", registrar=fake.registrar())
@@ -408,6 +417,9 @@ class SlowCopies:
         self.now = 0.0
         self.seconds = seconds
         self.num_submitted = 0
+
+    def mark(self) -> Marker:
+        return Marker(1)
 
     def submit_by(self, route: Route, direction: object, batch: object, after: object) -> Ticket:
         self.now += self.seconds[route]
