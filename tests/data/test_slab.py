@@ -244,6 +244,19 @@ def test_pages_are_asked_for_in_the_devices_node(monkeypatch: pytest.MonkeyPatch
     slab.close()
 
 
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not THP.exists(), reason="a kernel without transparent huge pages")
+def test_huge_pages_are_asked_for() -> None:
+    slab = Slab(64, MIB, pin="off")
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.startswith(f"{slab.address:x}-"))
+    flags = next(line for line in lines if line.startswith("VmFlags:"))
+    assert "hg" in flags.split()
+    slab.close()
+
+
 def policy_of(address: int) -> str:
     """The line that the kernel has on a mapping."""
     lines = Path("/proc/self/numa_maps").read_text().splitlines()
