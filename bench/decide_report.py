@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from decide_split import split_table
+
 
 def page(result: dict[str, Any]) -> str:
     """Return all pieces as Markdown."""
@@ -26,6 +28,8 @@ def page(result: dict[str, Any]) -> str:
         lines += regret_lines(result["cells"])
     if "stall" in result:
         lines += stall_lines(result["stall"])
+    if "split" in result:
+        lines += split_table(result["split"])
     return "\n".join(lines) + "\n"
 
 

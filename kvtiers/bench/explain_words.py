@@ -47,7 +47,9 @@ def sentence(decision: LoggedDecision) -> str:
         for name in ("reload", "recompute", "auto")
     }
     hits = sum(decision.num_hit_blocks.values())
-    return text.format(hits=hits, chosen=decision.num_chosen_blocks, **seconds)
+    why = text.format(hits=hits, chosen=decision.num_chosen_blocks, **seconds)
+    within = " It was loaded within the step that computed the rest."
+    return why + (within if decision.fields.get("in_step") is True else "")
 
 
 def short(reason: str) -> str:

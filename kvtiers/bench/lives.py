@@ -43,40 +43,37 @@ class Lives:
         self._fill(runner)
         return runner
 
-    def fill(self, stores: Sequence[str], num_groups: int = 1) -> None:
+    def fill(self, stores: Sequence[str], num_ranges: int = 1) -> None:
         """Live once, and leave the document in stores."""
-        config = self._config(*stores, full=True, num_groups=num_groups)
-        runner = ReferenceRunner(self.model, self._settings(num_groups), config)
+        config = self._config(*stores, full=True, num_ranges=num_ranges)
+        runner = ReferenceRunner(self.model, self._settings(), config)
         try:
             self._fill(runner)
         finally:
             runner.close()
 
-    def reader(self, store: str, num_groups: int = 1) -> ReferenceRunner:
+    def reader(self, store: str, num_ranges: int = 1) -> ReferenceRunner:
         """Return a new life, that finds the document in a store, and keeps next to nothing."""
-        config = self._config(store, full=False, num_groups=num_groups)
-        settings = self._settings(num_groups)
-        return ReferenceRunner(self.model, settings, config, self._slowed)
+        config = self._config(store, full=False, num_ranges=num_ranges)
+        return ReferenceRunner(self.model, self._settings(), config, self._slowed)
 
     def _fill(self, runner: ReferenceRunner) -> None:
         runner.generate(self.document)
         runner.settle()
 
-    def _settings(self, num_groups: int = 1) -> RunnerSettings:
+    def _settings(self) -> RunnerSettings:
         plan = self.plan
-        return RunnerSettings(
-            plan.num_blocks + 1, plan.block_size, plan.max_tokens_per_step, num_groups
-        )
+        return RunnerSettings(plan.num_blocks + 1, plan.block_size, plan.max_tokens_per_step)
 
     def _slowed(self, name: str, store: BlockStore) -> BlockStore:  # noqa: ARG002 - all alike
         throttle = self.plan.throttle
         return store if throttle is None else ThrottledStore(store, throttle)
 
-    def _config(self, *stores: str, full: bool, num_groups: int = 1) -> Config:
+    def _config(self, *stores: str, full: bool, num_ranges: int = 1) -> Config:
         plan = self.plan
-        num_slots = (plan.num_blocks + 2 if full else STAGING_SLOTS) * num_groups
-        capacity = f"{plan.slots_nbytes(num_slots, num_groups)}B"
-        split = num_groups > 1
+        num_slots = (plan.num_blocks + 2 if full else STAGING_SLOTS) * num_ranges
+        capacity = f"{plan.slots_nbytes(num_slots, num_ranges)}B"
+        split = num_ranges > 1
         nbytes = f"{plan.split_store_nbytes if split else plan.store_nbytes}B"
         folder = self._folder / ("split" if split else "whole")
         below: dict[str, dict[str, Any]] = {
@@ -87,8 +84,14 @@ class Lives:
             {
                 "tiers": [{"kind": DRAM, "capacity": capacity}, *(below[s] for s in stores)],
                 "cost": {"mode": "always"},
-                # Between steps, so that a load has a time of its own; from the tier that is
-                # measured, and as long as it takes.
-                "reload": {"sync_below": "0ms", "deadline": "10min", "prefetch": "off"},
+                # Whole blocks come between steps, so that a load has a time of its own; from the
+                # tier that is measured, and as long as it takes.
+                "reload": {
+                    "sync_below": "0ms",
+                    "deadline": "10min",
+                    "lookup_deadline": "10s",
+                    "prefetch": "off",
+                    "layer_ranges": num_ranges,
+                },
             }
         )

@@ -15,7 +15,7 @@ import torch
 from kvtiers.bench.lives import Lives
 from kvtiers.bench.plan import DRAM, RECOMPUTE, MeasuredPlan
 from kvtiers.bench.split import Split, measure_split
-from kvtiers.engines.reference.runner import Generated, ReferenceRunner
+from kvtiers.engines.reference.runner import Generated
 from kvtiers.model.errors import KVTiersError
 
 SPLIT: Final = "split"
@@ -178,22 +178,23 @@ def measure_splits(
     lives = Lives(plan, folder)
     watch.progress("computing and storing layer ranges")
     lives.fill([wanted.store], plan.num_stages)
-    with closing(lives.reader(wanted.store, plan.num_stages)) as reader:
-        _warm(lives, reader)
-        for repeat, split in _splits(plan, wanted, points):
-            if watch.late():
-                break
-            if _is_measured(split, repeat, points):
-                continue
-            watch.progress(f"split, {split.num_tokens} tokens, {split.num_blocks} blocks loaded")
-            prompt = lives.document[: split.num_tokens]
-            seconds, token = measure_split(reader, prompt, split, wanted.store)
-            loaded = split.num_blocks
-            points.append(
-                Measured(SPLIT, split.num_tokens, repeat, seconds, loaded, 0.0, seconds, token)
-            )
-            _check(plan, points)
-            watch.keep(points[-1])
+    with closing(lives.plain()) as plain:
+        plain.generate(lives.document[: plan.lengths[0]])  # warm
+    for repeat, split in _splits(plan, wanted, points):
+        if watch.late():
+            break
+        if _is_measured(split, repeat, points):
+            continue
+        watch.progress(f"split, {split.num_tokens} tokens, {split.num_blocks} blocks loaded")
+        prompt = lives.document[: split.num_tokens]
+        with closing(lives.reader(wanted.store, plan.num_stages)) as reader:
+            seconds, token = measure_split(reader, prompt, split)
+        loaded = split.num_blocks
+        points.append(
+            Measured(SPLIT, split.num_tokens, repeat, seconds, loaded, 0.0, seconds, token)
+        )
+        _check(plan, points)
+        watch.keep(points[-1])
     return points
 
 
@@ -220,13 +221,6 @@ def _splits(
     for repeat in range(plan.num_repeats):
         for num_tokens, numbers in chosen.items():
             yield from ((repeat, Split(num_tokens, num)) for num in numbers)
-
-
-def _warm(lives: Lives, reader: ReferenceRunner) -> None:
-    """Compute something before anything is measured: threads start, memory is touched."""
-    with closing(lives.plain()) as plain:
-        plain.generate(lives.document[: lives.plan.lengths[0]])
-    reader.settle()
 
 
 def _keys(plan: MeasuredPlan) -> Iterator[tuple[str, int, int, int]]:

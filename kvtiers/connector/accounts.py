@@ -9,6 +9,7 @@ import numpy as np
 
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
+from kvtiers.connector.step import Reload
 from kvtiers.control.answers import Answer, LoadDone
 from kvtiers.control.controller import Controller
 from kvtiers.control.reload import ABSENT
@@ -59,7 +60,7 @@ class Accounts:
             if num
         }
 
-    def admitted(self, state: RequestState, answer: Answer, epoch: int) -> None:
+    def admitted(self, state: RequestState, answer: Answer, epoch: int, load: Reload) -> None:
         """Count a lookup that the engine has acted on, and log the decision behind it."""
         plan, match = answer.plan, answer.match
         hits = self.tokens_by_tier(answer, match.num_blocks)
@@ -90,6 +91,7 @@ class Accounts:
                 num_chosen_blocks=answer.num_blocks or 0,
                 mode=self._mode,
                 reason=plan.reason.value,
+                in_step=bool(load.num_tokens) and not load.asynchronous,
             )
         )
 

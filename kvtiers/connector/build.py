@@ -84,7 +84,8 @@ def control_settings(
         lookup_deadline=config.reload.lookup_deadline,
         in_step_seconds=in_step_seconds(config, shape),
         prefetch_share=PREFETCH_SHARE if config.reload.prefetch == "auto" else 0.0,
-        frames=Frames(MAX_FRAMES_IN_STORE, ALIGNMENT),
+        frames=Frames(MAX_FRAMES_IN_STORE, ALIGNMENT, shape.num_layer_ranges),
+        num_layer_ranges=shape.num_layer_ranges,
     )
 
 
@@ -123,5 +124,6 @@ def cost_model(config: Config, shape: EngineShape) -> CostModel:
         config.cost.margin,
         Objective(config.cost.objective),
         config.reload.deadline,
+        shape.num_layer_ranges if shape.loads_in_step else 1,
     )
     return CostModel(prefill, links, policy)

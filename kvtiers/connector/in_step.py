@@ -24,15 +24,21 @@ def may_load_in_step(
     keys: Sequence[Sequence[BlockKey]],
     answer: Answer,
 ) -> bool:
-    """Whether a reload is quick and cannot fail for reasons of its medium.
+    """Whether a reload overlaps the computation of the rest, or is quick and cannot fail for
+    reasons of its medium.
 
     Args:
         keys: of the request, per KV group, from block 0.
     """
-    num_blocks, start = answer.num_blocks or 0, answer.match.start
+    if not shape.loads_in_step:
+        return False
+    if answer.plan is not None and answer.plan.in_step:
+        return controller.at_hand(keys, answer.match)
+    num_blocks = answer.num_blocks or 0
     if (answer.match.sources[:, :num_blocks] != 0).any():
         return False
-    seconds = controller.cost.predict_load_seconds([num_blocks], controller.settings.block_nbytes)
-    return seconds < in_step_seconds(config, shape) and controller.ready(
-        keys, start, start + num_blocks
-    )
+    num_frames = num_blocks * shape.num_layer_ranges
+    frame_nbytes = controller.settings.block_nbytes // shape.num_layer_ranges
+    seconds = controller.cost.predict_load_seconds([num_frames], frame_nbytes)
+    at_hand = controller.at_hand(keys, answer.match)
+    return seconds < in_step_seconds(config, shape) and at_hand

@@ -75,7 +75,7 @@ class SchedulerConnector:
         )
         logger.info(
             "DRAM tier: %d blocks of %d tokens on %d rank(s), %.2f GiB in all",
-            settings.num_slots,
+            settings.num_slots // settings.num_layer_ranges,
             settings.block_size,
             len(hellos),
             sum(hello.num_slots * hello.slot_nbytes for hello in hellos) / 2**30,
@@ -166,7 +166,7 @@ class SchedulerConnector:
         state.admitted = True
         self.controller.admitted(request_id)
         if answer is not None:
-            self._accounts.admitted(state, answer, self.controller.epoch)
+            self._accounts.admitted(state, answer, self.controller.epoch, load)
             self._backlog.admitted(
                 request_id,
                 num_local_tokens + state.num_asked,
@@ -183,13 +183,13 @@ class SchedulerConnector:
             raise ProtocolError(
                 f"request {request_id!r} takes {load.num_tokens} tokens, which were not offered"
             )
-        job_id = self.controller.allocated(
-            LoadRequest(request_id, state.keys, block_ids, start, num_blocks), self._clock()
+        asked = LoadRequest(
+            request_id, state.keys, block_ids, start, num_blocks, not load.asynchronous
         )
+        job_id = self.controller.allocated(asked, self._clock())
         if not load.asynchronous:
             self._sync.append(job_id)
             self._unconfirmed.add(job_id)
-            self.controller.loads_in_step(job_id)
 
     def will_fill(self, block_ids: BlockIds) -> None:
         """Note that somebody will write into engine blocks, whoever it is: running offloads read
@@ -253,6 +253,7 @@ class SchedulerConnector:
         self._backlog.scheduled(step.num_computed_tokens)
         sync, self._sync = self._sync, []
         self.lasting.tell(controller)  # for those that wait: nobody asks about them
+        controller.outlook.running = set(step.num_computed_tokens)
         orders = controller.take_orders(step.num_scheduled_tokens, sync, self._clock())
         self.lasting.ask(controller)
         return replace(orders, generation=self.lasting.generation)

@@ -25,6 +25,9 @@ class EngineShape:
         loads_in_step: whether the engine may be given loads within the step that reads them: it
             drops that step's output when one fails, has not scheduled another step on top of
             it, and keeps the blocks before the failed one.
+        num_layer_ranges: KV groups that are ranges of layers over one table of blocks, in the order
+            in which a step reads them (`kvtiers.model.layer_ranges`), where it waits for one after
+            the other; 1: the groups are the engine's own, and a step waits for all of them.
         instance: folder of this engine in private stores, where the configuration names none.
         why_not_lasting: why its block keys mean nothing to another process; "" where they do.
     """
@@ -37,6 +40,7 @@ class EngineShape:
     seed_speed: PrefillSpeed
     hashes_per_block: int = 1
     loads_in_step: bool = True
+    num_layer_ranges: int = 1
     instance: str = "0"
     why_not_lasting: str = ""
     seed_link: LinkSeed | None = None

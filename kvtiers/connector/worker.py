@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from kvtiers.model.outcome import Outcome
 logger = logging.getLogger(__name__)
 
 FENCE_SECONDS = 5.0  # then what was not read is dropped: the engine does not wait for a cache
+ALL_GROUPS: Final = 2**31 - 1
 IDLE_WAIT_SECONDS = 0.002  # an idle engine may wait for a load instead of spinning
 
 
@@ -60,7 +62,8 @@ class WorkerConnector:
     """One per rank; every method is called on the worker's own thread.
 
     The order in a step: `begin_step`, `load_in_step`, the forward pass, `end_step`,
-    `take_loaded`, `take_report`.
+    `take_loaded`, `take_report`. An engine whose KV groups are ranges of layers may call
+    `load_in_step` within the forward pass instead, before the first layer of each range.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class WorkerConnector:
         self._pending = _Pending()
         self._sync: set[JobId] = set()
         self._sync_failed = False
+        self._last_loaded = ALL_GROUPS  # KV group up to which the step's reloads are settled
         self._completions: list[Completion] = []
         self._counters: dict[str, int] = {}
 
@@ -108,40 +112,43 @@ class WorkerConnector:
                 self._pending.transfers[transfer.job_id] = transfer
                 self._submit(transfer, marker)
         self._check_sync()
+        if self._sync:
+            self._executor.need(self._sync)
+            self._last_loaded = -1
 
-    def load_in_step(self) -> None:
-        """Wait for the reloads that the coming forward pass reads.
+    def load_in_step(self, group: int = ALL_GROUPS) -> None:
+        """Wait for the reloads that the coming forward pass reads, as far as it needs them now.
+
+        Args:
+            group: the last KV group that is read next; those before it are waited for too.
 
         Raises:
             ProtocolError: the executor has stopped; computing would give wrong tokens.
         """
-        if not self._sync:
+        if group <= self._last_loaded:
+            return
+        if group < ALL_GROUPS:
+            if not self._executor.wait_loaded_groups(self._sync, group):
+                raise ProtocolError(f"the executor stopped before KV group {group} was loaded")
+            self._last_loaded = group
             return
         self._executor.wait_loaded(self._sync, None)
         self._collect()
         unsettled = sorted(self._sync.intersection(self._pending.transfers))
         if unsettled:
             raise ProtocolError(f"the executor stopped before it had settled reloads {unsettled}")
-
-    def wait_loaded(self, job_ids: Sequence[JobId]) -> None:
-        """Wait for some reloads, as an engine does that needs the first layers' KV first.
-
-        Raises:
-            ProtocolError: the executor has stopped; computing would give wrong tokens.
-        """
-        if not self._executor.wait_loaded(job_ids, None):
-            raise ProtocolError(f"the executor stopped before it had settled {list(job_ids)}")
-
-    @property
-    def next_step(self) -> int:
-        """The least number that the next step's orders may have."""
-        return self._step + 1
+        self._last_loaded = ALL_GROUPS
 
     def end_step(self) -> None:
-        """Offload what the forward pass filled; it has been queued on the engine's device."""
+        """Offload what the forward pass filled; it has been queued on the engine's device.
+
+        Raises:
+            ProtocolError: as `load_in_step`.
+        """
         orders, self._orders = self._orders, None
         if orders is None:
             return
+        self.load_in_step()  # nobody has seen yet whether the last layers' blocks came
         marker = self._mark()
         for transfer in orders.after:
             if self._sync_failed:

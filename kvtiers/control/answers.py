@@ -53,6 +53,8 @@ class LoadDone:
 
     Attributes:
         seconds: since the engine had made room for it.
+        num_loaded, num_failed: blocks; of an engine with several KV groups of its own, blocks of
+            each group.
         kept: blocks before the first failed one, by tier name; none of several KV groups, whose
             engine keeps nothing of a load that failed.
     """
@@ -64,13 +66,33 @@ class LoadDone:
     kept: Mapping[str, int] = field(default_factory=dict)
 
 
-def kept_blocks(job: Job, outcomes: UInt8s, settings: ControlSettings) -> dict[str, int]:
-    """Return how many blocks before the first failed one came from each tier."""
-    if len(settings.groups) > 1:
-        return {}
+def load_done(
+    job: Job, outcomes: UInt8s, counts: tuple[int, int], settings: ControlSettings, seconds: float
+) -> LoadDone:
+    """Return what came of a reload.
+
+    Args:
+        counts: frames that came, and that did not. seconds: since it began.
+    """
+    num_loaded, num_failed = counts
+    failed = {job.rows[idx].position for idx in np.flatnonzero(outcomes != Outcome.OK).tolist()}
+    if settings.num_layer_ranges > 1:  # a block has several frames; the engine knows blocks
+        num_failed = len(failed)
+        num_loaded = len({row.position for row in job.rows}) - num_failed
+    kept: dict[str, int] = {}
+    if failed and len(settings.groups) == settings.num_layer_ranges:
+        kept = _kept_blocks(job, min(failed), settings)
+    return LoadDone(job.request_id, num_loaded, num_failed, seconds, kept)
+
+
+def _kept_blocks(job: Job, end: int, settings: ControlSettings) -> dict[str, int]:
+    """Return how many of the blocks before one came from each tier."""
     names = (DRAM, *(store.name for store in settings.stores))
-    leading = job.rows[: int(np.argmax(outcomes != Outcome.OK))]
-    return dict(Counter(names[row.source] for row in leading))
+    sources: dict[int, int] = {}
+    for row in job.rows:
+        if row.position < end:
+            sources[row.position] = max(row.source, sources.get(row.position, 0))
+    return dict(Counter(names[source] for source in sources.values()))
 
 
 def slowest(sources: UInt8s) -> UInt8s:

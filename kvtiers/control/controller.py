@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from kvtiers.control.answers import Answer, Asked, LoadDone, kept_blocks, slowest
+from kvtiers.control.answers import Answer, Asked, LoadDone, load_done, slowest
 from kvtiers.control.departures import Departures
 from kvtiers.control.fences import Fences
 from kvtiers.control.gates import Gates
@@ -19,9 +19,10 @@ from kvtiers.control.probes import ProbeDesk
 from kvtiers.control.reload import LoadRequest, Match, ReloadDesk
 from kvtiers.control.settings import ControlSettings
 from kvtiers.control.suspects import Suspects
-from kvtiers.control.tier import Residence, Tier
+from kvtiers.control.tier import Tier
 from kvtiers.control.traffic import Traffic
 from kvtiers.cost.model import CostModel
+from kvtiers.cost.planner import Prompt
 from kvtiers.cost.preempt import PreemptMode, PreemptPlan
 from kvtiers.model.keys import BlockKey, Rank, pack_keys, unpack_keys
 from kvtiers.model.messages import (
@@ -143,7 +144,8 @@ class Controller:
         elif asked is not None and asked.answer.plan and match.same_hits(asked.answer.match):
             answer = asked.answer
         else:
-            answer = self._compare(request_id, match, num_tokens, now)
+            prompt = self.outlook.prompt(num_tokens, start, now, lambda: self.at_hand(keys, match))
+            answer = self._compare(request_id, match, prompt)
         self._asked[request_id] = Asked(version, limit, answer, since, standings)
         return answer
 
@@ -159,10 +161,9 @@ class Controller:
         match = self._reloads.match(keys, 0, limit)
         return self.outlook.preemption(match, num_tokens, num_sequences, mode)
 
-    def ready(self, keys: Sequence[Sequence[BlockKey]], start: int, end: int) -> bool:
-        """Whether DRAM has the blocks ``start .. end - 1`` of every KV group, all there."""
-        entries = (self.dram.get(key) for group in keys for key in group[start:end])
-        return all(e is not None and e.residence is Residence.READY for e in entries)
+    def at_hand(self, keys: Sequence[Sequence[BlockKey]], match: Match) -> bool:
+        """Whether a load of what was found could run now, and wait for no other."""
+        return self._reloads.at_hand(match, keys)
 
     def usage(self) -> dict[str, tuple[int, int]]:
         """Return (blocks served, capacity in blocks) by tier name, private tiers only."""
@@ -195,16 +196,14 @@ class Controller:
         asked = self._asked.pop(load.request_id, None)
         self._prefetches.left(load.request_id)
         job = self._reloads.start(load, self.epoch, now)
-        self.outlook.expect(job, None if asked is None else asked.answer.plan)
+        self.outlook.expect(job, asked.answer.plan if asked else None, in_step=load.in_step)
         self._loading[load.request_id] = job.job_id
         self._traffic.ordered(job)
         self._offloads.asked_for(row.key for row in job.rows)
+        if load.in_step:  # what the step computes on it goes to DRAM only, until it is good
+            self._unproven.add(job.job_id)
+            self._offloads.hold_back()
         return job.job_id
-
-    def loads_in_step(self, job_id: JobId) -> None:
-        """Note that the coming step computes on top of a load: to DRAM only, until it is good."""
-        self._unproven.add(job_id)
-        self._offloads.hold_back()
 
     def overwritten(self, block_ids: Iterable[int]) -> None:
         """Note that the engine will fill blocks in this step: running offloads read them first."""
@@ -244,6 +243,7 @@ class Controller:
 
     def finished(self, request_id: str) -> None:
         """Forget a request that finished, was aborted, or left the queue."""
+        self.outlook.running.discard(request_id)
         self._prefetches.left(request_id)
         self._asked.pop(request_id, None)
         self._barred.discard(request_id)
@@ -251,6 +251,7 @@ class Controller:
 
     def preempted(self, request_id: str) -> None:
         """Note a preemption: the request will be asked about again, from nothing."""
+        self.outlook.running.discard(request_id)
         self._asked.pop(request_id, None)
         self._barred.discard(request_id)
 
@@ -353,10 +354,9 @@ class Controller:
         tiers = (tier.version for tier in self.stores if tier is not None)
         return (self.epoch, self.dram.version, self.presence.version, self.gates.version, *tiers)
 
-    def _compare(self, request_id: str, match: Match, num_tokens: int, now: float) -> Answer:
+    def _compare(self, request_id: str, match: Match, prompt: Prompt) -> Answer:
         if request_id in self._barred or match.num_blocks == 0:
             return Answer(0, None, match)
-        prompt = self.outlook.prompt(num_tokens, match.start, now)
         plan = self.cost.plan(slowest(match.sources), match.valid, prompt)
         return Answer(plan.num_blocks, plan, match)
 
@@ -388,13 +388,13 @@ class Controller:
             self._traffic.ordered(job)
 
     def _reloaded(self, job: Job, outcomes: UInt8s, now: float) -> LoadDone:
-        num_loaded, num_failed = self._reloads.settle(job, outcomes, self.epoch)
+        counts = self._reloads.settle(job, outcomes, self.epoch)
         self._unproven.discard(job.job_id)
         alive = self._loading.get(job.request_id) == job.job_id
         if alive:
             del self._loading[job.request_id]
-        if num_failed and alive:
+        done = load_done(job, outcomes, counts, self.settings, now - job.started)
+        if done.num_failed and alive:
             self._barred.add(job.request_id)  # until it is preempted or ends: it must not loop
         self._traffic.answered(job)
-        kept = kept_blocks(job, outcomes, self.settings) if num_failed else {}
-        return LoadDone(job.request_id, num_loaded, num_failed, now - job.started, kept)
+        return done

@@ -46,6 +46,9 @@ class Outlook:
     Args:
         loading: the jobs of requests whose reload is under way; kept by the owner.
         engine: tells what the engine does at the moment.
+
+    Attributes:
+        running: requests in the engine's last step that have not left since.
     """
 
     def __init__(
@@ -61,14 +64,26 @@ class Outlook:
         self._jobs = jobs
         self._loading = loading
         self._engine = engine
+        self.running: set[str] = set()
         self._windows = tuple(
             WindowKV.of(settings.group_nbytes(idx), group.window, settings.block_size)
             for idx, group in enumerate(settings.groups)
             if group.window is not None
         )
 
-    def prompt(self, num_tokens: int, num_local_blocks: int, now: float) -> Prompt:
-        """Return the request as a plan needs it, with what it meets now."""
+    def prompt(
+        self,
+        num_tokens: int,
+        num_local_blocks: int,
+        now: float,
+        at_hand: Callable[[], bool] = lambda: False,
+    ) -> Prompt:
+        """Return the request as a plan needs it, with what it meets now.
+
+        Args:
+            at_hand: tells whether a load could begin at once.
+        """
+        overlaps = self._cost.policy.num_load_stages > 1 and (self._knows_speed or not self._auto)
         jobs = (self._jobs.get(job_id) for job_id in self._loading.values())
         ready = (max(0.0, j.started + j.predicted_seconds - now) for j in jobs if j is not None)
         engine = self._engine()
@@ -83,15 +98,18 @@ class Outlook:
             others_ready_seconds=tuple(ready),
             windows=self._windows,
             frames=self._settings.frames,
+            overlaps=overlaps and at_hand(),
+            num_running=len(self.running),
         )
 
-    def expect(self, job: Job, plan: ReloadPlan | None) -> None:
+    def expect(self, job: Job, plan: ReloadPlan | None, *, in_step: bool = False) -> None:
         """Note how long a reload is going to take, and how long it may.
 
         A load that takes as long as computing its blocks would have taken is given up, and the
         rest of it computed: whatever a link does, a request waits at most twice as long as
         without kvtiers. Until the engine's speed is known, and where the user wants every reload,
-        only the configured deadline holds.
+        only the configured deadline holds; for a reload that a step waits for the former only,
+        since others wait with it.
         """
         if plan is None:
             return
@@ -100,11 +118,9 @@ class Outlook:
         job.watch = Watch(
             self._cost.links.moved_seconds, engine.busy_seconds, computes=engine.computes
         )
-        policy = self._cost.policy
-        known = self._cost.prefill.num_observed >= _NUM_STEPS_KNOWN
-        if policy.mode is CostMode.AUTO and known:
+        if self._knows_speed and (self._auto or in_step):
             worth = max(plan.recompute_seconds - plan.compute_seconds, plan.load_seconds)
-            allowed = (1.0 + policy.margin) * worth + _PATIENCE_SECONDS
+            allowed = (1.0 + self._cost.policy.margin) * worth + _PATIENCE_SECONDS
             job.deadline_seconds = min(self._settings.reload_deadline, allowed)
 
     def preemption(
@@ -160,3 +176,11 @@ class Outlook:
         if done <= lived:
             waited = lived - max(done, watch.device_seconds)
             self._cost.noticing.observe(max(0.0, waited), computes=watch.computes)
+
+    @property
+    def _knows_speed(self) -> bool:
+        return self._cost.prefill.num_observed >= _NUM_STEPS_KNOWN
+
+    @property
+    def _auto(self) -> bool:
+        return self._cost.policy.mode is CostMode.AUTO

@@ -71,6 +71,7 @@ class LoadRequest:
         request_id: whom for. keys, parents: per KV group, per block, from block 0.
         block_ids: engine blocks per KV group, `NO_BLOCK` where the engine keeps none.
         start, num_blocks: load blocks ``start .. start + num_blocks - 1``.
+        in_step: whether the engine's next step reads them, range of layers by range of layers.
     """
 
     request_id: str
@@ -78,6 +79,7 @@ class LoadRequest:
     block_ids: Sequence[Sequence[int]]
     start: int
     num_blocks: int
+    in_step: bool = False
 
 
 class ReloadDesk:
@@ -221,6 +223,8 @@ class ReloadDesk:
                 job.rows.append(
                     Row(keys[position], block_ids[position], parent=parent, position=position)
                 )
+        if self._settings.num_layer_ranges > 1 and not load.in_step:
+            job.rows.sort(key=lambda row: row.position)  # what has come by a deadline is of use
         self._pin_sources(job)
         for row in job.rows:
             if row.source:
@@ -241,7 +245,8 @@ class ReloadDesk:
         comes back as MISSING.
 
         Args:
-            urgent: jobs that the engine's next step reads; they are sent whatever happens.
+            urgent: jobs that the engine's next step reads; they are sent whatever happens, and
+                what they cannot stage comes back at once.
         """
         num_running = len(self._jobs) - len(self._waiting)
         sent: list[Job] = []
@@ -257,12 +262,26 @@ class ReloadDesk:
                 kept.append(job)
                 coming.update(row.key for row in job.rows if row.lands)
             else:
+                if waits:
+                    _give_up_staging(job)
                 sent.append(job)
         if kept and not sent and num_running == 0:  # nobody will let go of a slot
             _give_up_staging(kept[0])
             sent.append(kept.popleft())
         self._waiting = kept
         return [load_order(job, self._settings, now) for job in sent]
+
+    def at_hand(self, match: Match, keys: Sequence[Sequence[BlockKey]]) -> bool:
+        """Whether a load of all that was found could run now: no other job has yet to bring a
+        block of it, and none before it waits for slots."""
+        if self._waiting and ((match.sources != 0) & (match.sources != ABSENT)).any():
+            return False
+        for group, column in zip(keys, match.sources, strict=True):
+            for position in np.flatnonzero(column == 0).tolist():
+                entry = self._dram.get(group[match.start + position])
+                if entry is None or entry.residence is not Residence.READY:
+                    return False
+        return True
 
     def settle(self, job: Job, outcomes: UInt8s, epoch: int) -> tuple[int, int]:
         """Apply the merged outcomes of a RELOAD or PROMOTE job; returns blocks (loaded, failed).

@@ -69,6 +69,8 @@ class ControlSettings:
         in_step_seconds: loads from DRAM that are predicted to take less run within the step that
             computes the rest; 0 where the engine cannot wait for them.
         prefetch_share: share of the slots that may hold blocks brought for requests that wait.
+        num_layer_ranges: of the KV groups, where they are ranges of layers of the same blocks; 1:
+            they are the engine's own.
         frames: how ranks get blocks from stores.
     """
 
@@ -87,6 +89,7 @@ class ControlSettings:
     in_step_seconds: float = 0.0
     prefetch_share: float = PREFETCH_SHARE
     frames: Frames = PIPED
+    num_layer_ranges: int = 1
 
     def group_nbytes(self, group: int) -> int:
         """Return the payload bytes of one block of a KV group."""

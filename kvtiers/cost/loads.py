@@ -39,12 +39,14 @@ class Frames:
     """How a rank gets blocks from stores.
 
     Attributes:
-        num_together: blocks that it asks a store for at once, and that come together.
-        header_nbytes: of a frame, beside its block; does not go to HBM.
+        num_together: frames that it asks a store for at once, and that come together.
+        header_nbytes: of a frame, beside what it holds of a block; does not go to HBM.
+        num_per_block: frames of a block, each a piece of its own on every link.
     """
 
     num_together: int = 1
     header_nbytes: int = 0
+    num_per_block: int = 1
 
 
 PIPED: Final = Frames()  # one block after another, nothing beside them
@@ -52,7 +54,11 @@ PIPED: Final = Frames()  # one block after another, nothing beside them
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one link moves, for one reload or, entry by entry, for several."""
+    """What one link moves, for one reload or, entry by entry, for several.
+
+    Attributes:
+        num_blocks: pieces; of a block that is stored in several frames, each frame.
+    """
 
     num_blocks: Int64s
     nbytes: Float64s
@@ -96,7 +102,7 @@ class Loads:
             sources: one per block: 0 for DRAM, else 1 + store index.
             block_nbytes: of a block on one rank, over all KV groups, `windows` among them.
         """
-        prefix = _Prefix(len(sources), block_nbytes, windows)
+        prefix = _Prefix(len(sources), block_nbytes, windows, frames.num_per_block)
         from_stores = {
             links.stores[source - 1]: prefix.batch(sources == source, frames.header_nbytes)
             for source in np.flatnonzero(np.bincount(sources))
@@ -148,13 +154,16 @@ class Loads:
 class _Prefix:
     """Counts, for every m, what of the first m blocks a request needs."""
 
-    def __init__(self, num_blocks: int, block_nbytes: int, windows: Sequence[WindowKV]) -> None:
+    def __init__(
+        self, num_blocks: int, block_nbytes: int, windows: Sequence[WindowKV], num_per_block: int
+    ) -> None:
         self._whole_nbytes = block_nbytes - sum(group.block_nbytes for group in windows)
         if self._whole_nbytes < 0:
             raise ValueError(
                 f"KV groups with windows have more than the {block_nbytes} bytes of all"
             )
         self._windows = windows
+        self._num_per_block = num_per_block
         self._m = np.arange(num_blocks + 1)
 
     def batch(self, chosen: npt.NDArray[np.bool_], header_nbytes: int = 0) -> Batch:
@@ -168,7 +177,8 @@ class _Prefix:
             within = counts - counts[np.maximum(self._m - group.num_blocks, 0)]
             nbytes += within.astype(np.float64) * group.block_nbytes
             needed = np.maximum(needed, within)
-        return Batch(needed, nbytes + needed.astype(np.float64) * header_nbytes)
+        num_frames = needed * self._num_per_block
+        return Batch(num_frames, nbytes + num_frames.astype(np.float64) * header_nbytes)
 
 
 def _seconds(batch: Batch, name: str, links: Links) -> Float64s:

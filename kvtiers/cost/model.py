@@ -62,7 +62,7 @@ class CostModel:
         if plan.num_blocks <= tried:
             return plan
         few = valid & (cuts <= tried + TRIAL_BLOCKS)
-        always = replace(self.policy, mode=CostMode.ALWAYS)
+        always = replace(self.policy, mode=CostMode.ALWAYS, num_load_stages=1)
         trial = plan_reload(sources, few, prompt, self.links, self.prefill, always)
         return replace(trial, reason=PlanReason.TRIAL)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from kvtiers.cost.loads import PIPED, Frames, Loads, WindowKV
 from kvtiers.cost.prefill import PrefillModel
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import UInt8s
+
+_ONE_THAT_MAY_COME: Final = 0.5
 
 Float64s = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -64,6 +67,10 @@ class Prompt:
             loaded: up to 31 % of mean TTFT in `tests/cost/test_regret.py`, and none with this.
         windows: KV groups of which only the last blocks are loaded; part of `block_nbytes`.
         frames: how blocks come from stores.
+        overlaps: whether the load may run within the step that computes the rest, where the
+            engine can do that at all (`PlanPolicy.num_load_stages`).
+        num_running: other requests that compute in every step. What a step waits for a load, they
+            wait too; if there are none, one that may come counts half.
     """
 
     num_tokens: int
@@ -77,6 +84,8 @@ class Prompt:
     others_ready_seconds: tuple[float, ...] = ()
     windows: tuple[WindowKV, ...] = ()
     frames: Frames = PIPED
+    overlaps: bool = True
+    num_running: int = 0
 
     def after(self, num_blocks: int, stalled_seconds: float) -> Prompt:
         """Return the rest of a prompt of whose reload so many blocks have come.
@@ -102,13 +111,13 @@ class PlanPolicy:
             0 <= margin <= 1.
         objective: what is compared.
         deadline_seconds: mode AUTO plans no load that takes longer; > 0, may be infinite.
-        num_load_stages: parts in which a load is handed over, in the order in which the step that
-            computes the rest needs them: 1 where a step waits for all of it, the number of layers
-            where it waits layer by layer.
+        num_load_stages: parts in which a load can be handed over within the step that computes the
+            rest, in the order in which it needs them: the number of layers where it waits layer by
+            layer. 1: loads run before that step.
     """
 
     mode: CostMode = CostMode.AUTO
-    margin: float = 0.1
+    margin: float = 0.05
     objective: Objective = Objective.TTFT
     deadline_seconds: float = math.inf
     num_load_stages: int = 1
@@ -138,6 +147,7 @@ class ReloadPlan:
         auto_num_blocks: what mode AUTO reloads; equals `num_blocks` in that mode.
         auto_seconds: with `auto_num_blocks` reloaded.
         compute_seconds: of `chosen_seconds`, what the device works.
+        in_step: whether the load is to run within the step that computes the rest.
     """
 
     num_blocks: int
@@ -149,6 +159,21 @@ class ReloadPlan:
     auto_num_blocks: int
     auto_seconds: float
     compute_seconds: float = 0.0
+    in_step: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """One way to load, for every number of blocks.
+
+    Attributes:
+        ttft: seconds to the first token. scores: what the objective makes of it.
+        worth: the scores, with what a step that waits costs the others in it.
+    """
+
+    ttft: Float64s
+    scores: Float64s
+    worth: Float64s
 
 
 def plan_reload(
@@ -164,6 +189,9 @@ def plan_reload(
     Every boundary is evaluated: steps and pipelining make the times neither convex nor concave,
     and loads that overlap the step have their optimum within. Ties go to fewer blocks.
 
+    A load runs within the step where that is worth more to this request than it costs the others
+    that the step serves: they wait for as long as it takes longer than its computation.
+
     Args:
         sources: one per leading block after the local ones: 0 for DRAM, else 1 + store index.
         valid: ``[len(sources) + 1]``, whether ``m`` blocks may be reloaded; 0 always may.
@@ -176,37 +204,93 @@ def plan_reload(
         sources, prompt.block_nbytes, links, prompt.windows, prompt.frames
     )
     loads = of_prefixes.seconds(links)
-    in_step = np.logical_and.accumulate(sources == 0) & (loads[1:] < prompt.in_step_seconds)
-    loads[1:] += prompt.stalled_seconds + np.where(in_step, 0.0, prompt.notice_seconds)
+    quick = np.logical_and.accumulate(sources == 0) & (loads[1:] < prompt.in_step_seconds)
+    loads[1:] += prompt.stalled_seconds
+    noticed = loads.copy()
+    noticed[1:] += np.where(quick, 0.0, prompt.notice_seconds)
     rest, first_step = _rest_seconds(len(sources), prompt, prefill)
-    ttft_seconds = _ttft_seconds(loads, rest, first_step, prompt, policy.num_load_stages)
-    scores = ttft_seconds
-    if prompt.others_ready_seconds:
-        ready = loads / policy.num_load_stages
-        scores = ttft_seconds + delay_seconds(ready, ttft_seconds, prompt)
-    if policy.objective is not Objective.TTFT:
-        busiest = np.maximum(rest, of_prefixes.busiest_link_seconds(links))
-        both = policy.objective is Objective.BALANCED
-        scores = 0.5 * (scores + busiest) if both else busiest
+    busiest_link = of_prefixes.busiest_link_seconds(links)
+    computing = rest, first_step, busiest_link, prompt
+    times, in_step = _best_times(noticed, loads, *computing, policy)
+    loads = np.where(in_step, loads, noticed)
     allowed = valid.copy()
     allowed[0] = True
     most = int(np.flatnonzero(allowed)[-1])
-    auto, reason = _auto(scores, allowed, loads <= policy.deadline_seconds, policy.margin)
+    auto, reason = _auto(times.scores, allowed, loads <= policy.deadline_seconds, policy.margin)
     num_blocks = auto
     if most > 0 and policy.mode is not CostMode.AUTO:
         num_blocks = 0 if policy.mode is CostMode.NEVER else most
         reason = PlanReason(policy.mode.value)
     return ReloadPlan(
         num_blocks=num_blocks,
-        reload_seconds=float(ttft_seconds[most]),
-        recompute_seconds=float(ttft_seconds[0]),
-        chosen_seconds=float(ttft_seconds[num_blocks]),
+        reload_seconds=float(times.ttft[most]),
+        recompute_seconds=float(times.ttft[0]),
+        chosen_seconds=float(times.ttft[num_blocks]),
         load_seconds=float(loads[num_blocks]),
         reason=reason,
         auto_num_blocks=auto,
-        auto_seconds=float(ttft_seconds[auto]),
+        auto_seconds=float(times.ttft[auto]),
         compute_seconds=float(rest[num_blocks]),
+        in_step=bool(in_step[num_blocks]),
     )
+
+
+def _best_times(
+    noticed: Float64s,
+    loads: Float64s,
+    rest: Float64s,
+    first_step: Float64s,
+    busiest_link: Float64s,
+    prompt: Prompt,
+    policy: PlanPolicy,
+) -> tuple[_Times, Bools]:
+    """Return the times of the better way to load each number of blocks, and where that is within
+    the step.
+
+    Args:
+        noticed: what loads take before the step, until somebody notices. loads: within it.
+    """
+    situation = rest, first_step, busiest_link, prompt, policy.objective
+    before = _times(noticed, *situation, num_stages=1)
+    if policy.num_load_stages == 1 or not prompt.overlaps:
+        return before, np.zeros(len(loads), np.bool_)
+    within = _times(loads, *situation, num_stages=policy.num_load_stages)
+    in_step = np.asarray(within.worth < before.worth, dtype=np.bool_)
+    ways = (
+        (within.ttft, before.ttft),
+        (within.scores, before.scores),
+        (within.worth, before.worth),
+    )
+    return _Times(*(np.where(in_step, *pair) for pair in ways)), in_step
+
+
+def _times(
+    loads: Float64s,
+    rest: Float64s,
+    first_step: Float64s,
+    busiest_link: Float64s,
+    prompt: Prompt,
+    objective: Objective,
+    *,
+    num_stages: int,
+) -> _Times:
+    """Return what loading in some stages within the first step takes; 1: before it."""
+    ttft = _ttft_seconds(loads, rest, first_step, prompt, num_stages)
+    stalled = np.zeros_like(loads)
+    if num_stages > 1:
+        stalled = np.maximum(loads / num_stages, loads - first_step * (1.0 - 1.0 / num_stages))
+    scores = ttft
+    if prompt.others_ready_seconds:
+        # A step that waits for a load has the device from the start.
+        ready = loads if num_stages == 1 else np.zeros_like(loads)
+        scores = ttft + delay_seconds(ready, ttft, prompt)
+    worth = scores + max(_ONE_THAT_MAY_COME, prompt.num_running) * stalled
+    if objective is not Objective.TTFT:
+        busiest = np.maximum(rest + stalled, busiest_link)
+        both = objective is Objective.BALANCED
+        scores = 0.5 * (scores + busiest) if both else busiest
+        worth = 0.5 * (worth + busiest) if both else busiest
+    return _Times(ttft, scores, worth)
 
 
 def _rest_seconds(

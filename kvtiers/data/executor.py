@@ -32,12 +32,13 @@ class _Era:
 class Executor:
     """Runs transfers by itself, step by step: no thread, no clock of its own.
 
-    `submit`, `forget`, `enter`, `fence`, `give_up` and `poll` may be called from another
+    `submit`, `forget`, `enter`, `fence`, `need`, `give_up` and `poll` may be called from another
     thread than `advance`: they only touch queues. Everything else belongs to the thread
     that advances.
 
-    Within one `advance`: what the engine waits for first (fenced gathers), then loads (promotions
-    after reloads), then other gathers, then writes to stores.
+    Within one `advance`: what the engine waits for first (fenced gathers), then loads (those that
+    a forward pass needs before others, promotions last), then other gathers, then writes to
+    stores.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class Executor:
         self._unread: set[JobId] = set()
         self._unloaded: set[JobId] = set()
         self._fenced: set[JobId] = set()
+        self._needed: set[JobId] = set()
+        self._first_pending: dict[JobId, int] = {}
         self._era = _Era(0, shop.key_space.generation)
         self._epoch = 0
         self._closed = False
@@ -119,6 +122,16 @@ class Executor:
         """Return which reloads have not been settled."""
         return self._unloaded.intersection(job_ids)
 
+    def need(self, job_ids: Iterable[JobId]) -> None:
+        """Hurry reloads that a forward pass waits for, and tell of their KV groups one by one."""
+        wanted = set(job_ids)
+        self._needed.update(wanted)
+        self._needed.difference_update(wanted - self.unloaded(wanted))  # settled meanwhile
+
+    def lacks(self, job_ids: Iterable[JobId], group: int) -> bool:
+        """Whether a needed reload has yet to settle a block of the KV groups up to one."""
+        return any(self._first_pending.get(job, 0) <= group for job in self.unloaded(job_ids))
+
     def give_up(self, job_ids: Iterable[JobId]) -> None:
         """Drop what offloads have not begun to read. Copies that run are still to be waited for."""
         self._inbox.append(_GivenUp(frozenset(job_ids)))
@@ -135,6 +148,11 @@ class Executor:
         """Whether nothing is queued or running, and every answer can be polled."""
         return not (self._inbox or self._open)
 
+    @property
+    def hurried(self) -> bool:
+        """Whether a forward pass waits for a load."""
+        return bool(self._needed)
+
     # -- from the thread that advances ------------------------------------------------
 
     def advance(self) -> bool:
@@ -146,13 +164,14 @@ class Executor:
         self._offloads.expire(now)
         began = (
             self._offloads.begin_gather(self._fenced)
-            or self._loads.begin()
+            or self._loads.begin(self._needed)
             or self._offloads.begin_gather()
             or self._offloads.begin_write()
         )
         self._collect()
         answered = self._answer()
-        return worked or began or answered
+        came = self._tell_groups()
+        return worked or began or answered or came
 
     def fail_all(self) -> None:
         """Answer FAILED for all that is not settled, after an error that nobody foresaw.
@@ -237,7 +256,15 @@ class Executor:
             self._unloaded.discard(completion.job_id)
             self._unread.discard(completion.job_id)
             self._fenced.discard(completion.job_id)
+            self._needed.discard(completion.job_id)
+            self._first_pending.pop(completion.job_id, None)
             if completion.last:
                 self._open.discard(completion.job_id)
             answered = True
         return answered
+
+    def _tell_groups(self) -> bool:
+        """Note how far needed reloads have come; whether any has come further."""
+        before = dict(self._first_pending)
+        self._first_pending.update(self._loads.first_pending(self._needed))
+        return self._first_pending != before

@@ -87,6 +87,16 @@ class ExecutorThread:
         wanted = set(job_ids)
         return self._wait(lambda: not self._executor.unloaded(wanted), seconds)
 
+    def need(self, job_ids: Iterable[JobId]) -> None:
+        """Hurry reloads that a forward pass waits for; see `Executor.need`."""
+        self._executor.need(job_ids)
+        self._ring()
+
+    def wait_loaded_groups(self, job_ids: Iterable[JobId], group: int) -> bool:
+        """Wait until needed reloads have settled all blocks of the KV groups up to one."""
+        wanted = set(job_ids)
+        return self._wait(lambda: not self._executor.lacks(wanted, group), None)
+
     def wait_idle(self, seconds: float) -> bool:
         """Wait until nothing is queued or running, up to `seconds`."""
         return self._wait(lambda: self._executor.idle, seconds)
@@ -154,7 +164,8 @@ class ExecutorThread:
             if not self._work and not self._closing:
                 idle = self._executor.idle
                 self._wake.wait(_IDLE_SECONDS if idle else self._pause)
-                self._pause = min(2 * self._pause, _MAX_BUSY_SECONDS)
+                limit = _BUSY_SECONDS if self._executor.hurried else _MAX_BUSY_SECONDS
+                self._pause = min(2 * self._pause, limit)
             if self._work:
                 self._work = False
                 self._pause = _BUSY_SECONDS

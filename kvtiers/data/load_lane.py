@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -12,7 +12,7 @@ from kvtiers.data.copier import Direction
 from kvtiers.data.runs import PENDING, Run
 from kvtiers.data.slot_map import SlotState
 from kvtiers.data.workshop import Workshop
-from kvtiers.model.messages import DRAM, HBM, NO_SLOT, RELEASED, Completion
+from kvtiers.model.messages import DRAM, HBM, NO_SLOT, RELEASED, Completion, JobId
 from kvtiers.model.outcome import Outcome
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,10 @@ MAX_FRAMES_PROMOTED: Final = 16  # of those, for what nobody waits for yet
 
 
 class LoadLane:
-    """Runs loads in the order of their submission, several at once; promotions come second."""
+    """Runs loads in the order of their submission, several at once.
+
+    What a forward pass waits for comes first, promotions come last.
+    """
 
     def __init__(self, shop: Workshop, piece_nbytes: int, *, verify_dram: bool) -> None:
         self._shop = shop
@@ -46,9 +49,15 @@ class LoadLane:
         """Void the loads of earlier epochs: what they bring is no longer true."""
         self._epoch = epoch
 
-    def begin(self) -> bool:
-        """Start a bounded amount of work; False when there is none to start."""
-        in_order = sorted(self._runs, key=lambda run: run.promotes)
+    def begin(self, needed: Container[JobId] = ()) -> bool:
+        """Start a bounded amount of work; False when there is none to start.
+
+        Args:
+            needed: what a forward pass waits for.
+        """
+        in_order = sorted(
+            self._runs, key=lambda run: (run.promotes, run.transfer.job_id not in needed)
+        )
         return any(self._begin(run) for run in in_order)
 
     def expire(self, now: float) -> None:
@@ -91,6 +100,14 @@ class LoadLane:
                 self._settle(run, row, Outcome.OK)
             else:
                 run.ready.append(row)
+
+    def first_pending(self, needed: Container[JobId]) -> Iterator[tuple[JobId, int]]:
+        """Yield, of loads that are not settled, the first KV group with a block that is not."""
+        for run in self._runs:
+            if run.transfer.job_id in needed and not run.reported:
+                pending = run.groups[run.hbm == PENDING]
+                if len(pending):
+                    yield run.transfer.job_id, int(pending.min())
 
     def take_completions(self) -> Iterator[Completion]:
         """Yield the answers of runs that are settled, and let finished runs go."""
@@ -135,7 +152,7 @@ class LoadLane:
 
     def _advance_todo(self, run: Run) -> bool:
         """Bring the next rows to `ready`, or to the stores that hold them."""
-        gets: dict[int, list[int]] = {}
+        gets: dict[tuple[int, int], list[int]] = {}
         room = self._piece_nbytes
         began = False
         while run.todo and room > 0:
@@ -153,7 +170,7 @@ class LoadLane:
                 self._take_from_dram(run, row, state)
             room -= self._shop.formats[run.groups[row]].payload_nbytes
             began = True
-        for idx, rows in gets.items():
+        for (idx, _), rows in gets.items():
             self._shop.store(run.transfer.stores[idx], run, rows, writes=False)
         return began
 
@@ -173,9 +190,12 @@ class LoadLane:
         else:
             run.ready.append(row)
 
-    def _take_from_store(self, run: Run, row: int, idx: int, gets: dict[int, list[int]]) -> bool:
+    def _take_from_store(
+        self, run: Run, row: int, idx: int, gets: dict[tuple[int, int], list[int]]
+    ) -> bool:
         name = run.transfer.stores[idx]
-        asked = self._shop.stores.num_frames(name, writes=False) + len(gets.get(idx, ()))
+        asked = self._shop.stores.num_frames(name, writes=False)
+        asked += sum(len(rows) for (store, _), rows in gets.items() if store == idx)
         if run.promotes and self._num_promoting() >= MAX_FRAMES_PROMOTED:
             return False
         if asked >= MAX_FRAMES_IN_STORE and not run.promotes:
@@ -184,7 +204,9 @@ class LoadLane:
             if not run.free_window:
                 return False
             run.slots[row] = run.free_window.pop()
-        gets.setdefault(idx, []).append(row)
+        # Frames that are asked for together come together: not those of the next range of layers.
+        part = int(run.groups[row]) if run.by_group else 0
+        gets.setdefault((idx, part), []).append(row)
         run.in_flight.add(row)
         return True
 

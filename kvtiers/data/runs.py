@@ -25,6 +25,7 @@ class Run:
 
     Attributes:
         keys: of each row. groups: KV group of each row.
+        by_group: whether the rows of one KV group come after those of another.
         slots: where each row's frame lies or lands; a window slot while the row has one.
         hbm, dram: outcomes of those hops, `PENDING` until known; `stores`: by store index.
             The one hop of a PROMOTE is kept in `hbm`, like that of any load.
@@ -39,6 +40,7 @@ class Run:
     deadline_at: float
     keys: list[BlockKey] = field(init=False)
     groups: Int64s = field(init=False)
+    by_group: bool = field(init=False)
     slots: Int64s = field(init=False)
     hbm: UInt8s = field(init=False)
     dram: UInt8s = field(init=False)
@@ -55,6 +57,7 @@ class Run:
         num = transfer.num_blocks
         self.keys = transfer.block_keys()
         self.groups = key_groups(transfer.keys)
+        self.by_group = bool((np.diff(self.groups) >= 0).all())
         self.slots = transfer.slots.copy()
         self.hbm = np.full(num, PENDING, np.uint8)
         self.dram = np.full(num, PENDING, np.uint8)

@@ -53,7 +53,7 @@ class CostConfig(Section):
         "mean of both.",
     )
     margin: float = Field(
-        default=0.1,
+        default=0.05,
         ge=0,
         lt=1,
         description="Recompute unless reload is predicted to be faster by at least this share.",
@@ -94,6 +94,14 @@ class ReloadConfig(Section):
         default="auto",
         description="`auto`: while a request waits in the engine's queue, bring what it would "
         "reload from stores to the slab, in at most a quarter of its slots.",
+    )
+    layer_ranges: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Ranges of layers that a block is stored and loaded in, so that a load may run "
+        "within the step that computes the rest of a prompt; 1: whole blocks, between steps.",
+        examples=[4],
     )
 
 

@@ -50,6 +50,7 @@ class Decision:
         mode, reason: as the planner names them.
         outcome: None until something came of the decision.
         block_size: tokens of a block; 0 if the caller does not say.
+        in_step: whether the reload runs within the engine step that computes the rest.
     """
 
     time: float
@@ -64,6 +65,7 @@ class Decision:
     reason: str
     outcome: DecisionOutcome | None = None
     block_size: int = 0
+    in_step: bool = False
 
     def to_json(self) -> str:
         """Return one line of JSON, without its end; numbers that JSON lacks become null."""

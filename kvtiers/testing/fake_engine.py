@@ -18,9 +18,10 @@ from kvtiers.data.copier import Direction
 from kvtiers.data.slab import Slab
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.frame import slot_nbytes_for
-from kvtiers.model.keys import BlockKey, Rank, block_keys, prefix_hash_chain
+from kvtiers.model.keys import BlockKey, Rank, block_keys, group_of, prefix_hash_chain
+from kvtiers.model.layer_ranges import layer_ranges
 from kvtiers.testing.fake_rank import FakeClock
-from kvtiers.testing.fake_request import NUM_TOKEN_IDS, FakeRequest, UInt64s
+from kvtiers.testing.fake_request import NUM_LAYERS, NUM_TOKEN_IDS, FakeRequest, UInt64s
 from kvtiers.testing.fake_scheduler import FakeScheduler
 from kvtiers.testing.fake_step import EngineSettings, Execution
 from kvtiers.testing.fake_worker import FakeRunner, FakeWorker, token_layout
@@ -37,6 +38,7 @@ class Setup:
 
     Attributes:
         num_slots: of the slab. store_blocks: capacity of a memory store below it, 0 for none.
+        num_layer_ranges: KV groups that the layers make; a step waits for one after the other.
         options: more of the configuration, such as ``{"policy": {"offload": "lazy"}}``.
     """
 
@@ -45,6 +47,7 @@ class Setup:
     num_slots: int = 30
     store_blocks: int = 0
     store: Mapping[str, str] = field(default_factory=dict)
+    num_layer_ranges: int = 1
     options: Mapping[str, Any] = field(default_factory=lambda: {"cost": {"mode": "always"}})
 
 
@@ -60,7 +63,7 @@ class FakeEngine:
         self.rng = rng
         self.clock = FakeClock()
         engine = setup.engine
-        layout = token_layout(engine.num_blocks, engine.block_size)
+        layout = token_layout(engine.num_blocks, engine.block_size, setup.num_layer_ranges)
         slot_nbytes = slot_nbytes_for(layout.groups)
         self.config = parse_mapping(self._config(slot_nbytes))
         self.connector = SchedulerConnector(self.config, self._shape(), self.clock)
@@ -90,12 +93,13 @@ class FakeEngine:
         engine = self.setup.engine
         return EngineShape(
             block_size=engine.block_size,
-            windows=(None,),
+            windows=(None,) * self.setup.num_layer_ranges,
             num_ranks=self.setup.num_ranks,
             model=None,
             max_tokens_per_step=engine.max_step_tokens,
             seed_speed=PrefillSpeed(0.005, 1e9),
             loads_in_step=engine.execution is Execution.SYNC,
+            num_layer_ranges=self.setup.num_layer_ranges,
         )
 
     def _stores(self, slab: Slab, rank: Rank) -> RankStores:
@@ -113,8 +117,10 @@ class FakeEngine:
         size = self.setup.engine.block_size
         request = FakeRequest(f"r{self.num_added}", list(prompt), max_tokens, size, **more)
         hashes = prefix_hash_chain(request.oracle.tokens, size)
-        for i, key in enumerate(block_keys(hashes, 0)):
-            self._expected[key] = request.oracle.kv[:, i * size : (i + 1) * size]
+        for group, layers in enumerate(layer_ranges(NUM_LAYERS, self.setup.num_layer_ranges)):
+            for i, key in enumerate(block_keys(hashes, group)):
+                kv = request.oracle.kv[layers.start : layers.stop]
+                self._expected[key] = kv[:, i * size : (i + 1) * size]
         self.scheduler.add(request)
         return request
 
@@ -130,7 +136,7 @@ class FakeEngine:
         for entry in self.connector.controller.dram.entries():
             if entry.residence is Residence.READY:
                 for worker in self.workers:
-                    found = worker.frame(entry.slot) ^ worker.salt
+                    found = worker.frame(entry.slot, group_of(entry.key)) ^ worker.salt
                     assert np.array_equal(found, self._expected[entry.key]), "a false frame"
 
     def drain(self) -> int:

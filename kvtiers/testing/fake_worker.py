@@ -20,6 +20,7 @@ from kvtiers.data.slab import Slab
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.frame import FrameFormat, slot_nbytes_for
 from kvtiers.model.keys import Rank
+from kvtiers.model.layer_ranges import layer_ranges
 from kvtiers.model.layout import Axis, GroupLayout, KVLayout, TensorView
 from kvtiers.model.messages import (
     Completion,
@@ -41,8 +42,12 @@ Choose = Callable[[Sequence[Any]], Any]
 MakeStores = Callable[[Slab, Rank], RankStores]
 
 
-def token_layout(num_blocks: int, block_size: int) -> KVLayout:
-    """Return a layout with one 8-byte number per token and layer."""
+def token_layout(num_blocks: int, block_size: int, num_ranges: int = 1) -> KVLayout:
+    """Return a layout with one 8-byte number per token and layer.
+
+    Args:
+        num_ranges: KV groups that the layers make.
+    """
     nbytes = num_blocks * block_size * ITEMSIZE
     views = [
         TensorView(
@@ -56,10 +61,17 @@ def token_layout(num_blocks: int, block_size: int) -> KVLayout:
         )
         for i in range(NUM_LAYERS)
     ]
-    group = GroupLayout.from_views(
-        views, group=0, num_blocks=num_blocks, block_size=block_size, dtype="uint64"
+    groups = tuple(
+        GroupLayout.from_views(
+            [views[layer] for layer in layers],
+            group=idx,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype="uint64",
+        )
+        for idx, layers in enumerate(layer_ranges(NUM_LAYERS, num_ranges))
     )
-    return KVLayout((nbytes,) * NUM_LAYERS, (group,))
+    return KVLayout((nbytes,) * NUM_LAYERS, groups)
 
 
 class SpoiltDevice(FakeDevice):
@@ -92,6 +104,7 @@ class SteppedExecutor:
         self.submit = executor.submit
         self.forget = executor.forget
         self.enter = executor.enter
+        self.need = executor.need
         self.take_links: Callable[[], tuple[Link, ...]] = executor.take_links
 
     def drift(self) -> None:
@@ -123,6 +136,12 @@ class SteppedExecutor:
         else:
             self._until(lambda: not self._executor.unloaded(wanted))
         return not self._executor.unloaded(wanted)
+
+    def wait_loaded_groups(self, job_ids: Iterable[JobId], group: int) -> bool:
+        """Load the blocks of KV groups up to one, and not a turn more."""
+        wanted = set(job_ids)
+        self._until(lambda: not self._executor.lacks(wanted, group))
+        return True
 
     def wait_idle(self, seconds: float) -> bool:  # noqa: ARG002
         """Drift."""
@@ -164,6 +183,7 @@ class FakeWorker:
         key_space = KeySpace(bytes(32), rank)
         shop = Workshop(slab, self.device, layout, key_space, self.stores, rank, clock)
         self.executor = SteppedExecutor(Executor(shop), self.device, choose)
+        self.num_ranges = len(layout.groups)
         self.salt = np.uint64(rank.tensor * 0x9E3779B97F4A7C15 % 2**64)
         payload = tuple(group.payload_nbytes for group in layout.groups)
         hello = Hello(
@@ -177,12 +197,12 @@ class FakeWorker:
         group = self.device.layout.groups[0]
         return self.device.memory[layer].view(np.uint64).reshape(group.num_blocks, group.block_size)
 
-    def frame(self, slot: int) -> UInt64s:
-        """Return the KV in one slot, [layers, tokens]."""
-        group = self.device.layout.groups[0]
+    def frame(self, slot: int, group_idx: int = 0) -> UInt64s:
+        """Return the KV in one slot, [layers of the group, tokens]."""
+        group = self.device.layout.groups[group_idx]
         start = FrameFormat.of(group).header_nbytes
         payload = self.slab.view(slot)[start : start + group.payload_nbytes]
-        return np.frombuffer(payload, np.uint64).reshape(NUM_LAYERS, group.block_size)
+        return np.frombuffer(payload, np.uint64).reshape(-1, group.block_size)
 
     def close(self) -> None:
         """Release everything."""
@@ -215,7 +235,7 @@ class FakeRunner:
         for worker in self.workers:
             worker.executor.drift()
             worker.connector.begin_step(orders)
-            if step.has_sync_kv_loads:
+            if step.has_sync_kv_loads and worker.num_ranges == 1:
                 worker.connector.load_in_step()
         tokens = self._forward(step)
         for worker in self.workers:
@@ -282,6 +302,8 @@ class FakeRunner:
     ) -> bool:
         """Whether all KV that attention reads is the request's own."""
         for layer in range(NUM_LAYERS):
+            if worker.num_ranges > 1:
+                worker.connector.load_in_step(layer * worker.num_ranges // NUM_LAYERS)
             rows = worker.kv(layer)[block_ids].reshape(-1)[:end]
             if not np.array_equal(rows ^ worker.salt, request.oracle.kv[layer, :end]):
                 return False

@@ -13,7 +13,8 @@ from kvtiers.testing.fake_pool import FakePool
 
 
 class NeutralConnector:
-    """The scheduler's side, for one KV group: what an adapter does, and no more.
+    """The scheduler's side, for an engine with one table of blocks: what an adapter does, and no
+    more.
 
     Attributes:
         pool: the engine's blocks, bound after construction.
@@ -22,6 +23,7 @@ class NeutralConnector:
     def __init__(self, connector: SchedulerConnector) -> None:
         self.connector = connector
         self.pool: FakePool | None = None
+        self._num_ranges = connector.shape.num_layer_ranges
         self._offered: dict[str, tuple[Reload, int]] = {}
         self._loading: list[set[int]] = []
         self._steps: deque[bool] = deque()  # of those that run, whether they have tokens
@@ -52,7 +54,8 @@ class NeutralConnector:
         if offered is None:
             return
         reload, num_local = offered
-        block_ids = [[block.block_id for block in group] for group in blocks.blocks]
+        tables = [[block.block_id for block in group] for group in blocks.blocks]
+        block_ids = tables * self._num_ranges
         if num_external_tokens and not reload.asynchronous:
             first = num_local // self.connector.shape.block_size
             self._loading.append(set(block_ids[0][first:]))
@@ -66,13 +69,14 @@ class NeutralConnector:
         cached = output.scheduled_cached_reqs
         before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         scheduled = output.num_scheduled_tokens
+        resolve = output.kv_connector_block_state.resolve_block_ids
         self._steps.append(bool(scheduled))
         return self.connector.schedule(
             Step(
                 num_computed_tokens={i: before[i] + num for i, num in scheduled.items()},
                 overwritten=self._new_blocks(output),
                 preempted=output.preempted_req_ids,
-                block_ids=output.kv_connector_block_state.resolve_block_ids,
+                block_ids=lambda request_id: list(resolve(request_id)) * self._num_ranges,
                 num_scheduled_tokens=output.total_num_scheduled_tokens,
             )
         )
@@ -101,7 +105,7 @@ class NeutralConnector:
     ) -> tuple[bool, None]:
         """Note the end of a request."""
         self._offered.pop(request.request_id, None)
-        self.connector.finished(request.request_id, block_ids)
+        self.connector.finished(request.request_id, list(block_ids) * self._num_ranges)
         return False, None
 
     def reset_cache(self) -> bool:

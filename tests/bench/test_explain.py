@@ -81,6 +81,12 @@ def test_sentences_have_the_values():
     )
 
 
+def test_a_load_within_a_step_is_said_to_be_one():
+    within = "within the step that computed the rest"
+    assert within in sentence(logged(in_step=True))
+    assert within not in sentence(logged(in_step=False))
+
+
 def test_a_reason_of_another_version_is_named_as_it_is():
     assert "'by_moonlight' is none that this version knows" in sentence(
         logged(reason="by_moonlight")

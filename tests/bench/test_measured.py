@@ -133,7 +133,7 @@ def test_a_split_gives_the_token_of_a_computed_prompt(tmp_path, num_blocks):
     reader = lives.reader("nvme", PLAN.num_stages)
     for layer in reader.kv.layers:
         layer.fill_(1e3)
-    seconds, token = measure_split(reader, lives.document, Split(64, num_blocks), "nvme")
+    seconds, token = measure_split(reader, lives.document, Split(64, num_blocks))
     assert token == expected
     assert seconds > 0
     reader.close()
@@ -143,10 +143,10 @@ def test_a_split_of_blocks_that_are_not_there_is_no_measurement(tmp_path):
     lives = Lives(PLAN, tmp_path)
     reader = lives.reader("nvme", PLAN.num_stages)
     with pytest.raises(ProtocolError, match="blocks of a split were not loaded"):
-        measure_split(reader, lives.document, Split(64, 3), "nvme")
+        measure_split(reader, lives.document, Split(64, 3))
     reader.close()
     with pytest.raises(ProtocolError, match="needs an engine with tiers"):
-        measure_split(lives.plain(), lives.document, Split(64, 3), "nvme")
+        measure_split(lives.plain(), lives.document, Split(64, 3))
 
 
 def test_splits_are_measured_in_turn(tmp_path):

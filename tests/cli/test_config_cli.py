@@ -50,7 +50,7 @@ def test_check_of_a_right_file_is_one_line_with_the_totals(file):
     assert result.exit_code == 0
     assert result.output == (
         f"{path}: ok: dram 64GiB (pin auto), memory 192GiB (write through, admit always); "
-        "256GiB of host memory in total; offload eager, cost auto with margin 0.1\n"
+        "256GiB of host memory in total; offload eager, cost auto with margin 0.05\n"
     )
 
 

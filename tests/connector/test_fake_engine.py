@@ -34,6 +34,7 @@ setups = st.builds(
     num_slots=st.sampled_from([1, 2, 5, 12, 40]),
     store_blocks=st.sampled_from([0, 3, 40]),
     store=st.sampled_from([{}, {"write": "back"}, {"admit": "second_touch"}]),
+    num_layer_ranges=st.sampled_from([1, 2]),
     options=st.sampled_from([ALWAYS, LAZY, NEVER_IN_STEP, VERIFIED, {}]),
 )
 
@@ -71,6 +72,25 @@ def test_long_work_over_two_tiers_and_ranks(write):
         done = random_work(setup, seed, 400, faults=seed % 2 == 0)
         reloaded += done.connector.counters.value("kvtiers_blocks_reloaded_total", ("memory",))
     assert reloaded > 20
+
+
+@pytest.mark.parametrize("faults", [False, True])
+def test_long_work_loads_ranges_of_layers_from_a_store_within_steps(faults):
+    options = {**ALWAYS, "reload": {"sync_below": "0ms", "prefetch": "off"}}
+    in_step = failed = 0
+    for seed in range(8):
+        engine = EngineSettings(max_running=1 + seed % 2)
+        setup = Setup(engine, num_slots=14, store_blocks=80, num_layer_ranges=2, options=options)
+        done = random_work(setup, seed, 400, faults=faults)
+        of_store = [
+            decision.outcome
+            for decision in done.connector.decisions.finished()
+            if decision.in_step and decision.num_hit_blocks.get("memory", 0) > 0
+        ]
+        in_step += len(of_store)
+        failed += sum(outcome.num_failed_blocks > 0 for outcome in of_store)
+    assert in_step > 40
+    assert failed > 0 or not faults  # resets void some without any fault
 
 
 def test_work_without_faults_fails_no_block():

@@ -400,6 +400,7 @@ def test_malformed_load_in_step_refuses_what_the_step_would_offload(worker):
 # Steps without tokens
 
 
+@pytest.mark.alone
 def test_empty_step_waits_for_a_load_but_not_for_long(make_worker):
     worker = make_worker(make_stores=held)
     order = worker.rank.orders.reload([A], [5], sources=1, window=[4])

@@ -80,6 +80,7 @@ class Scene:
         num_blocks: int | None = None,
         request: str = "a",
         start: int = 0,
+        in_step: bool = False,
     ) -> JobId:
         """Let the engine make room for blocks and start their load."""
         num = len(groups[0]) - start if num_blocks is None else num_blocks
@@ -89,7 +90,7 @@ class Scene:
             for skip in first
         ]
         return self.controller.allocated(
-            LoadRequest(request, groups, block_ids, start, num), self.now
+            LoadRequest(request, groups, block_ids, start, num, in_step), self.now
         )
 
     # -- the ranks --------------------------------------------------------------------

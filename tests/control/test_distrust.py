@@ -160,8 +160,7 @@ def steps_of_a_load_in_step(scene: Scene, outcome: Outcome | None) -> list[Trans
     """Load a prefix within a step that computes `B`; returns every order that writes to a store."""
     prefix = chain("p", 2)
     scene.offload(prefix)
-    job = scene.load(prefix)
-    scene.controller.loads_in_step(job)
+    job = scene.load(prefix, in_step=True)
     scene.offload(B, settle=False)
     orders = [*(first := scene.step()).before, *first.after]
     for order in first.after:  # in DRAM before anyone knows whether the load was good
@@ -198,7 +197,6 @@ def test_engine_is_busy_until_what_was_held_back_is_written():
     scene = Scene(dram(256, SHARED))
     prefix, many = chain("p", 2), chain("m", 200)
     scene.offload(prefix)
-    job = scene.load(prefix)
-    scene.controller.loads_in_step(job)
+    scene.load(prefix, in_step=True)
     scene.offload(many)  # a step writes 64 of them
     assert len(scene.shared.frames) == 202

@@ -10,6 +10,7 @@ from kvtiers.control.controller import Controller
 from kvtiers.control.outlook import EngineLoad
 from kvtiers.control.reload import LoadRequest
 from kvtiers.control.settings import ControlSettings, GroupSettings, StoreSettings
+from kvtiers.control.tier import Residence
 from kvtiers.cost.links import LinkModel, Links, offload_link, read_link, reload_link, write_link
 from kvtiers.cost.model import TRIAL_BLOCKS, CostModel
 from kvtiers.cost.planner import PlanPolicy, PlanReason
@@ -203,8 +204,9 @@ class TestStall:
     def test_what_arrived_is_kept(self):
         engine, _ = self.stalled(arrived=50)
         keys = chain("a", 128)
-        assert engine.controller.ready([keys], 0, 50)
-        assert not engine.controller.ready([keys], 0, 51)
+        entries = [engine.controller.dram.get(key) for key in keys]
+        assert all(entry.residence is Residence.READY for entry in entries[:50])
+        assert entries[50] is None
 
     def test_link_is_tried_with_few_blocks_by_one_request_and_used_again(self):
         engine, _ = self.stalled()

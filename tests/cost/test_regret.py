@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from kvtiers.cost.links import LinkModel, Links, StoreKind, read_link, reload_li
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import PlanPolicy, Prompt, ReloadPlan, plan_reload
 from kvtiers.cost.prefill import FALLBACK_SHAPE, PrefillModel
+from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import Link
 
 from .simulator import Device, Machine, Request, Server
@@ -135,19 +136,20 @@ def test_a_burst_of_requests_that_ignore_each_other_would_lose():
     assert world.mean_ttft(32_768, world.burst(32_768, 16)) <= loading
 
 
+@pytest.mark.parametrize(("policy", "most"), [(EAGER, 1.05), (PlanPolicy(), 1.055)])
 @pytest.mark.parametrize("notice", [0.0, 0.002, 0.02])
-def test_what_noticing_takes_tips_the_balance_where_it_should(notice):
-    """Links at which a reload takes about as long as computing."""
+def test_what_noticing_takes_tips_the_balance_where_it_should(notice, policy, most):
+    """Links at which a reload takes about as long as computing; a margin of 5 % may cost 5.3 %."""
     for bandwidth in (2.0, 3.5, 5.0, 6.9):
         for num_tokens in (512, 1024, 2048):
             world, num_blocks = World(bandwidth), num_tokens // BLOCK_SIZE
             prompt = Prompt(num_tokens, 0, BLOCK_SIZE, BLOCK_NBYTES, notice_seconds=notice)
             sources, valid = np.ones(num_blocks, np.uint8), np.ones(num_blocks + 1, bool)
-            found = plan_reload(sources, valid, prompt, world.links(), world.prefill(), EAGER)
+            found = plan_reload(sources, valid, prompt, world.links(), world.prefill(), policy)
             pure = {0: world.mean_ttft(num_tokens, [0])}
             for m in {found.num_blocks, num_blocks} - {0}:
                 pure[m] = world.mean_ttft(num_tokens, [m]) + notice
-            assert pure[found.num_blocks] <= 1.05 * min(pure[0], pure[num_blocks])
+            assert pure[found.num_blocks] <= most * min(pure[0], pure[num_blocks])
 
 
 class TestLearnt:
@@ -220,11 +222,11 @@ class TestPublishedLosses:
     @pytest.mark.parametrize("bandwidth", [0.5, 2.0, 6.9])
     @pytest.mark.parametrize("num_tokens", [32, 64, 128, 256])
     def test_short_prompts(self, num_tokens, bandwidth):
-        """With the default margin: within 10 % of the better choice, whichever it is."""
+        """With the default margin: within 5.3 % of the better choice, whichever it is."""
         world = World(bandwidth)
         chosen = world.plan(num_tokens, world.links(), PlanPolicy()).num_blocks
         pure = [world.mean_ttft(num_tokens, [m]) for m in (0, num_tokens // BLOCK_SIZE)]
-        assert world.mean_ttft(num_tokens, [chosen]) <= 1.1 * min(pure)
+        assert world.mean_ttft(num_tokens, [chosen]) <= 1.055 * min(pure)
 
     def test_16_requests_of_8k_that_a_disk_of_2_gigabytes_per_second_serves(self):
         """2,450 ms loaded against 1,725 computed."""
@@ -247,8 +249,13 @@ class TestOverlap:
         sources, valid = np.ones(512, np.uint8), np.zeros(513, bool)
         valid[num_blocks] = True
         prompt = Prompt(8192, 0, BLOCK_SIZE, BLOCK_NBYTES)
-        plan = plan_reload(sources, valid, prompt, links, world.prefill(), self.policy)
-        truth = world.machine().layer_by_layer(Request(8192, num_blocks))
+        policy = replace(self.policy, mode=CostMode.ALWAYS)
+        plan = plan_reload(sources, valid, prompt, links, world.prefill(), policy)
+        machine, request = world.machine(), Request(8192, num_blocks)
+        overlapped, serial = machine.layer_by_layer(request), machine.serial([request])[0]
+        assert plan.in_step or num_blocks > 256 or bandwidth < 3.0
+        assert not (plan.in_step and num_blocks == 512 and bandwidth <= 3.0)
+        truth = overlapped if plan.in_step else serial
         assert plan.reload_seconds == pytest.approx(truth, rel=0.02)
 
     @pytest.mark.parametrize("bandwidth", [2.6, 4.0, 5.0, 6.0, 9.0])

@@ -112,6 +112,7 @@ def test_chains_are_bit_exact_with_the_real_copier(stand):
     }
 
 
+@pytest.mark.alone
 def test_order_wakes_a_sleeping_thread(stand):
     """An idle thread sleeps for longer than any of these orders takes."""
     it = stand()

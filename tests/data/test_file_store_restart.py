@@ -82,6 +82,7 @@ def test_inventory_names_what_was_found_at_opening(store_slab, tmp_path):
     box.store.close()
 
 
+@pytest.mark.alone
 def test_inventory_of_a_million_frames_takes_less_than_a_second():
     chance = random.Random(1)
     keys = [StoreKey(chance.randbytes(32)) for _ in range(10**6)]

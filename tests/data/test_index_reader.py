@@ -164,6 +164,7 @@ def test_lookup_that_takes_too_long_is_answered_absent(tmp_path: Path) -> None:
     engine.close()
 
 
+@pytest.mark.alone
 def test_calls_return_at_once_while_the_store_is_away(engine: Engine) -> None:
     engine.put(1)
     assert engine.ask(1) == [1]

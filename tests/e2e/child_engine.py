@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +15,8 @@ from typing import Any, Self
 from .answers import Answer, Prompt
 from .harness import Engine, EngineOptions
 from .tiers import Tiers
+from .warm import WARM
 
-# Children are forked from a process that has loaded vLLM, which takes seconds, and done nothing.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["vllm.engine.arg_utils", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker"]
-)
 _TIMEOUT_SECONDS = 120.0
 
 
@@ -41,8 +36,8 @@ class ChildEngine:
     """
 
     def __init__(self) -> None:
-        self._pipe, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
+        self._pipe, theirs = WARM.Pipe()
+        self._process = WARM.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
 

@@ -58,6 +58,18 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     engines.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def _stopped_before_its_folder_goes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Stop the engine whose stores or configuration lie in the folder of a test that ends."""
+    if not {"engines", "tmp_path"} <= set(request.fixturenames):
+        yield
+        return
+    folder: Path = request.getfixturevalue("tmp_path")
+    engines: Engines = request.getfixturevalue("engines")
+    yield
+    engines.shutdown_over(folder)
+
+
 @pytest.fixture(scope="session")
 def references(engines: Engines) -> References:
     """The answers of engines without connector."""

@@ -18,7 +18,9 @@ from typing import Any, Self
 from kvtiers.bench.random_model import TINY, RandomModel, write_random_model
 
 from .answers import Answer, Answers, Prompt
+from .heap import frozen_imports
 from .inside import Inside
+from .warm import warm_processes
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class Engine:
         self.options = options
         arguments = EngineArgs(**options.engine_args(model_directory))
         arguments.use_tqdm_on_load = False
-        with _environment({"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(options.multiprocess))}):
+        multiprocessing = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(options.multiprocess))}
+        with frozen_imports(), warm_processes(), _environment(multiprocessing):
             self.llm_engine = LLMEngine.from_engine_args(
                 arguments, enable_multiprocessing=options.multiprocess
             )
@@ -261,9 +264,10 @@ class Engine:
 
     def shutdown(self) -> None:
         """Stop the engine and its processes, and free its memory."""
-        self.llm_engine.engine_core.shutdown()
-        del self.llm_engine
-        gc.collect()
+        with frozen_imports():
+            self.llm_engine.engine_core.shutdown()
+            del self.llm_engine
+            gc.collect()
 
     def _observe_outputs(self) -> None:
         """Note what the core reports about prefills and preemptions before vLLM drops it."""
@@ -333,6 +337,11 @@ class Engines:
         """Return where ``model`` lies on disk; it is written on first use."""
         name = f"model-{abs(hash(model)):x}"
         return write_random_model(model, self._directory / name)
+
+    def shutdown_over(self, folder: Path) -> None:
+        """Stop the engine that is alive if its configuration names a place in this folder."""
+        if self._engine is not None and str(folder) in repr(self._engine.options.kvtiers):
+            self.shutdown()
 
     def shutdown(self) -> None:
         """Stop the engine that is alive, if any."""

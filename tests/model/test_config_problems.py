@@ -60,7 +60,7 @@ cost: {mode: atuo, margin: 2}
     assert found[6] == (
         "9: cost.mode: 'atuo' is not one of auto, always, never, shadow; did you mean 'auto'?"
     )
-    assert found[7] == "9: cost.margin: 2 must be below 1; write 'margin: 0.1'"
+    assert found[7] == "9: cost.margin: 2 must be below 1; write 'margin: 0.05'"
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 import torch
 
 from kvtiers.engines.reference.shape import ReferenceShape
+from kvtiers.model.layer_ranges import layer_ranges
 from kvtiers.model.layout import Axis, GroupLayout, KVLayout, TensorView
 
 _AXES = (Axis.BLOCK, Axis.KV, Axis.HEAD, Axis.TOKEN, Axis.CONTENT)
@@ -100,15 +98,3 @@ class PagedKV:
         itemsize = tensor.element_size()
         strides = tuple(stride * itemsize for stride in tensor.stride())
         return TensorView(f"layer{layer}", layer, 0, _AXES, tuple(tensor.shape), strides, itemsize)
-
-
-def layer_ranges(num_layers: int, num_ranges: int) -> Sequence[range]:
-    """Return ranges of neighbouring layers, as equal as they can be.
-
-    Raises:
-        ValueError: there are no such ranges.
-    """
-    if not 1 <= num_ranges <= num_layers:
-        raise ValueError(f"{num_layers} layers do not make {num_ranges} ranges")
-    bounds = [num_layers * idx // num_ranges for idx in range(num_ranges + 1)]
-    return [range(a, b) for a, b in itertools.pairwise(bounds)]

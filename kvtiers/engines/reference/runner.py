@@ -19,10 +19,11 @@ from kvtiers.engines.reference.model import Chunk, ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
 from kvtiers.engines.reference.shape import ReferenceShape
 from kvtiers.model.config import Config
-from kvtiers.model.errors import CapacityError, ProtocolError
+from kvtiers.model.errors import CapacityError, ConfigError, ProtocolError
 from kvtiers.model.fingerprint import Fingerprint, Scalar
 from kvtiers.model.frame import VERSION
 from kvtiers.model.keys import Rank, prefix_hash_chain
+from kvtiers.model.layer_ranges import layer_ranges
 from kvtiers.model.layout import KVLayout
 from kvtiers.model.messages import Link, StepOrders
 from kvtiers.observe.decisions import Decision
@@ -41,20 +42,19 @@ class RunnerSettings:
     Attributes:
         num_blocks: of the KV. block_size: tokens per block.
         max_tokens_per_step: budget of a step; a longer prompt is computed in chunks.
-        num_groups: layer ranges with frames of their own; see `PagedKV.layout`.
         instance: folder in private stores, where the configuration names none.
     """
 
     num_blocks: int
     block_size: int = 32
     max_tokens_per_step: int = 2048
-    num_groups: int = 1
     instance: str = "0"
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A forward pass: its new tokens, those before them, and how long it took."""
+    """A forward pass: its new tokens, those before them, and how long it took, what it waited for
+    a load included."""
 
     num_tokens: int
     num_context_tokens: int
@@ -100,11 +100,13 @@ class ReferenceRunner:
     """Prefill in chunks, decode greedily; blocks are forgotten as soon as a request ends.
 
     Args:
-        config: the tiers below; None runs without kvtiers.
+        config: the tiers below; None runs without kvtiers. What its `reload.layer_ranges` says is
+            done here too: a step waits for one range of layers after the other.
         wrap_store: see `build_host_rank`.
 
     Raises:
         CapacityError, StoreError: a tier cannot be had.
+        ConfigError: there are more ranges than layers.
     """
 
     def __init__(
@@ -122,18 +124,28 @@ class ReferenceRunner:
         self.worker: WorkerConnector | None = None
         self._free = deque(range(settings.num_blocks))
         self._num_requests = 0
+        self._num_groups = 1 if config is None else config.reload.layer_ranges
+        self._group_of_layer: dict[int, int] = {}
         if config is not None:
             self._connect(config, wrap_store)
 
     def _connect(self, config: Config, wrap_store: WrapStore | None) -> None:
         settings, device = self.settings, self.model.device.type
-        layout = self.kv.layout(settings.num_groups)
+        num_layers = self.model.shape.num_layers
+        if self._num_groups > num_layers:
+            raise ConfigError(
+                f"reload.layer_ranges: {self._num_groups} ranges of {num_layers} layers; write "
+                f"{num_layers} at most"
+            )
+        ranges = layer_ranges(num_layers, self._num_groups)
+        self._group_of_layer = {layer: i for i, layers in enumerate(ranges) for layer in layers}
+        layout = self.kv.layout(self._num_groups)
         facts = RankFacts(
             Rank(), 1, reference_fingerprint(self.model.shape, device, layout), settings.instance
         )
         shape = EngineShape(
             block_size=settings.block_size,
-            windows=(None,) * settings.num_groups,
+            windows=(None,) * self._num_groups,
             num_ranks=1,
             model=model_shape(self.model.shape.to_hf_config()),
             max_tokens_per_step=settings.max_tokens_per_step,
@@ -143,7 +155,7 @@ class ReferenceRunner:
                 kv_bytes_per_second=_SEED_KV_BYTES.get(device, _SEED_KV_BYTES["cuda"]),
                 kv_element_nbytes=self.model.shape.itemsize,
             ),
-            loads_in_step=settings.num_groups == 1,
+            num_layer_ranges=self._num_groups,
             instance=settings.instance,
         )
         if device == "cpu":
@@ -153,17 +165,22 @@ class ReferenceRunner:
         self.scheduler = SchedulerConnector(config, shape)
         self.scheduler.connect([self.worker.hello])
 
-    def generate(self, prompt: Sequence[int], num_tokens: int = 1) -> Generated:
+    def generate(
+        self, prompt: Sequence[int], num_tokens: int = 1, max_reloaded_blocks: int | None = None
+    ) -> Generated:
         """Run one request to its end.
+
+        Args:
+            max_reloaded_blocks: the rest is computed, whatever is stored of it.
 
         Raises:
             CapacityError: it does not fit the KV.
         """
         request = self._admit(prompt, num_tokens)
         try:
-            load = self._look_up(request)
+            load = self._look_up(request, max_reloaded_blocks)
             if self.scheduler is not None:
-                tables = [request.block_ids] * self.settings.num_groups
+                tables = [request.block_ids] * self._num_groups
                 self.scheduler.allocated(request.request_id, tables, 0, load)
                 request.result.decision = self._decision(request.request_id)
             request.num_computed = load.num_tokens or 0
@@ -212,7 +229,7 @@ class ReferenceRunner:
             )
         self._num_requests += 1
         block_ids = [self._free.popleft() for _ in range(num_blocks)]
-        request = _Request(
+        return _Request(
             f"r{self._num_requests}",
             list(prompt),
             len(prompt),
@@ -221,16 +238,15 @@ class ReferenceRunner:
             Generated(),
             time.perf_counter(),
         )
-        if self.scheduler is not None:
-            self.scheduler.arrived(request.request_id, request.hashes)
-        return request
 
-    def _look_up(self, request: _Request) -> Reload:
+    def _look_up(self, request: _Request, max_blocks: int | None) -> Reload:
         if self.scheduler is None:
             return Reload(0, asynchronous=False)
+        hashes = request.hashes if max_blocks is None else request.hashes[:max_blocks]
+        self.scheduler.arrived(request.request_id, hashes)
         while True:
             load = self.scheduler.reloadable(
-                request.request_id, request.hashes, request.num_prompt_tokens, 0
+                request.request_id, hashes, request.num_prompt_tokens, 0
             )
             if load.num_tokens is not None:
                 return load
@@ -269,24 +285,26 @@ class ReferenceRunner:
         end = min(len(request.tokens), start + self.settings.max_tokens_per_step)
         num_known = len(request.tokens)
         chunk = Chunk(request.tokens[start:end], start, request.block_ids)
-        self._begin_step({request.request_id: end}, end - start, request.block_ids)
-        if self.worker is not None:
-            self.worker.load_in_step()
+        waits = self._begin_step({request.request_id: end}, end - start, request.block_ids)
         began = time.perf_counter()
-        logits = self.model.forward([chunk], self.kv)
+        logits = self.model.forward([chunk], self.kv, self._before_layer)
         token = int(logits[0].argmax())
         seconds = time.perf_counter() - began
         loaded = self._end_step(request.result)
         if self._lose(request, loaded.failed_blocks):
             return  # computed on top of blocks that never came
         request.result.steps.append(MeasuredStep(end - start, start, seconds))
-        if self.scheduler is not None:
+        if self.scheduler is not None and not waits:
             self.scheduler.step_took([end - start], [start], seconds)
         request.num_computed = end
         if end == num_known:
             if num_known == request.num_prompt_tokens:
                 request.result.ttft_seconds = time.perf_counter() - request.arrived_at
             self._append(request, token)
+
+    def _before_layer(self, layer: int) -> None:
+        if self.worker is not None:
+            self.worker.load_in_step(self._group_of_layer[layer])
 
     def _append(self, request: _Request, token: int) -> None:
         request.tokens.append(token)
@@ -299,7 +317,7 @@ class ReferenceRunner:
 
     def _end(self, request: _Request) -> None:
         if self.scheduler is not None:
-            tables = [request.block_ids] * self.settings.num_groups
+            tables = [request.block_ids] * self._num_groups
             self.scheduler.finished(request.request_id, tables)
         self._free.extend(request.block_ids)
 
@@ -311,19 +329,21 @@ class ReferenceRunner:
 
     def _begin_step(
         self, num_computed: dict[str, int], num_tokens: int, block_ids: Sequence[int]
-    ) -> None:
+    ) -> bool:
+        """Begin a step; whether its forward pass waits for a load."""
         if self.scheduler is None or self.worker is None:
-            return
+            return False
         orders: StepOrders = self.scheduler.schedule(
             Step(
                 num_computed_tokens=num_computed,
                 overwritten=(),  # `allocated` has named every block of the request
                 preempted=(),
-                block_ids=lambda _: [block_ids] * self.settings.num_groups,
+                block_ids=lambda _: [block_ids] * self._num_groups,
                 num_scheduled_tokens=num_tokens,
             )
         )
         self.worker.begin_step(orders)
+        return bool(orders.sync_loads)
 
     def _end_step(self, result: Generated | None) -> Loaded:
         if self.scheduler is None or self.worker is None:

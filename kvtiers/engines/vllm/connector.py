@@ -73,6 +73,15 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
         """False: what is not offloaded is computed again."""
         return False
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Whether steps wait between layers, which a graph of a whole step cannot do."""
+        try:
+            loaded = resolve_config((extra_config or {}).get("config"))
+        except ConfigError:  # which the constructor is about to tell
+            return False
+        return loaded.config.reload.layer_ranges > 1
+
     # -- worker side ------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
@@ -97,10 +106,11 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Wait for the loads of this step; asynchronous ones are under way already."""
-        self.worker_side.connector.load_in_step()
+        self.worker_side.before_forward()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: `start_load_kv` has waited."""
+        """Wait for the loads of this step, as far as a layer reads them."""
+        self.worker_side.before_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any

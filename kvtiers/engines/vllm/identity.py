@@ -16,6 +16,7 @@ from huggingface_hub import snapshot_download
 from kvtiers.connector.shape import EngineShape
 from kvtiers.cost.shapes import shape_from_hf_config
 from kvtiers.engines.vllm.layout import window_of
+from kvtiers.engines.vllm.ranges import check_ranges
 from kvtiers.engines.vllm.seeds import engine_hardware, seed_link, seed_speed
 from kvtiers.engines.vllm.support import check_groups, vllm_version
 from kvtiers.model.errors import UnsupportedEngineError
@@ -65,12 +66,17 @@ def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
     return Fingerprint.of(facts)
 
 
-def engine_shape(vllm_config: Any, kv_cache_config: Any) -> EngineShape:
+def engine_shape(vllm_config: Any, kv_cache_config: Any, num_ranges: int = 1) -> EngineShape:
     """Return what kvtiers must know of an engine before its ranks say hello.
 
+    Args:
+        num_ranges: of layers, that a block is cut into.
+
     Raises:
-        UnsupportedEngineError: the block hashes cannot name the blocks.
+        UnsupportedEngineError: the block hashes cannot name the blocks, or no step could wait
+            for one range after the other.
     """
+    check_ranges(num_ranges, vllm_config, kv_cache_config)
     block_size = check_groups(kv_cache_config)
     hash_size = int(getattr(kv_cache_config, "hash_block_size", None) or block_size)
     if block_size % hash_size:
@@ -87,7 +93,7 @@ def engine_shape(vllm_config: Any, kv_cache_config: Any) -> EngineShape:
     groups = kv_cache_config.kv_cache_groups
     return EngineShape(
         block_size=block_size,
-        windows=tuple(window_of(group) for group in groups),
+        windows=tuple(window_of(group) for group in groups) * num_ranges,
         num_ranks=num_ranks,
         model=seed.shape,
         max_tokens_per_step=int(vllm_config.scheduler_config.max_num_batched_tokens),
@@ -98,6 +104,7 @@ def engine_shape(vllm_config: Any, kv_cache_config: Any) -> EngineShape:
         # With asynchronous scheduling the next step already runs on a load that failed.
         loads_in_step=len(groups) == 1
         and not getattr(vllm_config.scheduler_config, "async_scheduling", False),
+        num_layer_ranges=num_ranges,
         instance=engine_instance(vllm_config),
         why_not_lasting=why_not_lasting(vllm_config),
     )

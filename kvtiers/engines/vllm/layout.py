@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
+from kvtiers.engines.vllm.ranges import ranges_of
 from kvtiers.engines.vllm.support import group_specs
 from kvtiers.model.errors import UnsupportedEngineError
 from kvtiers.model.layout import Axis, GroupLayout, KVLayout, TensorView
@@ -31,11 +32,14 @@ def window_of(group: Any) -> int | None:
     return windows.pop() if len(windows) == 1 else None
 
 
-def layout_of(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> tuple[KVLayout, list[int]]:
+def layout_of(
+    kv_cache_config: Any, kv_caches: Mapping[str, Any], num_ranges: int = 1
+) -> tuple[KVLayout, list[int]]:
     """Describe the registered tensors.
 
     Args:
         kv_caches: layer name to tensor, as `register_kv_caches` gets them.
+        num_ranges: of layers, each a KV group of its own; more than 1 only of one KV group.
 
     Returns:
         the layout, and the address of each of its allocations.
@@ -47,13 +51,18 @@ def layout_of(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> tuple[KVLay
     bases: list[int] = []
     sizes: list[int] = []
     groups = []
-    for idx, group in enumerate(kv_cache_config.kv_cache_groups):
+    parts = [
+        (group, names)
+        for group in kv_cache_config.kv_cache_groups
+        for names in ranges_of(group.layer_names, num_ranges)
+    ]
+    for idx, (group, names) in enumerate(parts):
         views = []
-        for name in group.layer_names:
+        for name in names:
             if name not in kv_caches:
                 raise UnsupportedEngineError(f"KV group {idx}: layer {name} has no KV tensor")
             views.append(_view(name, kv_caches[name], bases, sizes))
-        dtypes = {str(kv_caches[name].dtype) for name in group.layer_names}
+        dtypes = {str(kv_caches[name].dtype) for name in names}
         groups.append(
             GroupLayout.from_views(
                 views,

@@ -35,7 +35,7 @@ class SchedulerSide:
     """One per engine core."""
 
     def __init__(self, config: Config, vllm_config: Any, kv_cache_config: Any) -> None:
-        self._shape = engine_shape(vllm_config, kv_cache_config)
+        self._shape = engine_shape(vllm_config, kv_cache_config, config.reload.layer_ranges)
         self.connector = SchedulerConnector(config, self._shape)
         self._offered: dict[str, tuple[Reload, int]] = {}
         self._loading_in_step: dict[str, set[int]] = {}
@@ -72,7 +72,7 @@ class SchedulerSide:
         block_ids = [
             [NO_BLOCK if block.is_null else block.block_id for block in group]
             for group in blocks.blocks
-        ]
+        ] * self._shape.num_layer_ranges
         offered = self._offered.pop(request.request_id, None)
         if offered is None:  # another connector's load, or the second call of an asynchronous one
             self.connector.will_fill(block_ids)
@@ -93,7 +93,7 @@ class SchedulerSide:
         self._offered.pop(request.request_id, None)
         null = self._null_block_id()
         groups = [[NO_BLOCK if b == null else b for b in group] for group in block_ids]
-        self.connector.finished(request.request_id, groups)
+        self.connector.finished(request.request_id, groups * self._shape.num_layer_ranges)
 
     # -- steps ------------------------------------------------------------------------
 
@@ -108,7 +108,8 @@ class SchedulerSide:
         null = self._null_block_id()
 
         def block_ids(request_id: str) -> list[list[int]]:
-            return [[NO_BLOCK if b == null else b for b in g] for g in resolve(request_id)]
+            groups = [[NO_BLOCK if b == null else b for b in g] for g in resolve(request_id)]
+            return groups * self._shape.num_layer_ranges
 
         orders = self.connector.schedule(
             Step(
@@ -178,7 +179,8 @@ class SchedulerSide:
 
         `get_computed_blocks` would count the request in vLLM's own statistics.
         """
-        groups = [i for i, window in enumerate(self._shape.windows) if window is None]
+        num_groups = len(self._shape.windows) // self._shape.num_layer_ranges
+        groups = [i for i, window in enumerate(self._shape.windows[:num_groups]) if window is None]
         if self.kv_cache_manager is None or not groups or self._shape.hashes_per_block != 1:
             return 0
         cached = self.kv_cache_manager.block_pool.get_cached_block

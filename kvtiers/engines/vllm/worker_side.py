@@ -9,10 +9,11 @@ from typing import Any
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from kvtiers.connector.rank import RankFacts, build_host_rank, build_torch_rank
-from kvtiers.connector.worker import Loaded, WorkerConnector
+from kvtiers.connector.worker import ALL_GROUPS, Loaded, WorkerConnector
 from kvtiers.engines.vllm.identity import engine_fingerprint, engine_instance
 from kvtiers.engines.vllm.layout import flat_allocations, layout_of
 from kvtiers.engines.vllm.metadata import KVTiersHandshake, KVTiersMetadata, KVTiersWorkerMetadata
+from kvtiers.engines.vllm.ranges import check_layers, check_ranges, ranges_of
 from kvtiers.engines.vllm.support import check_groups
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError, UnsupportedEngineError
@@ -33,12 +34,15 @@ class WorkerSide:
 
     def __init__(self, config: Config, vllm_config: Any, kv_cache_config: Any) -> None:
         check_groups(kv_cache_config)
+        self._num_ranges = config.reload.layer_ranges
+        check_ranges(self._num_ranges, vllm_config, kv_cache_config)
         self._config = config
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._connector: WorkerConnector | None = None
         self._kv_caches: dict[str, Any] = {}
         self._failed_blocks: set[int] = set()
+        self._range_of: dict[str, int] = {}
 
     @property
     def connector(self) -> WorkerConnector:
@@ -55,7 +59,12 @@ class WorkerSide:
         """Handle `register_kv_caches`: build slab, copier and executor."""
         device = device_type(kv_caches)
         self._kv_caches = dict(kv_caches)  # the memory must outlive the copier
-        layout, bases = layout_of(self._kv_cache_config, kv_caches)
+        layout, bases = layout_of(self._kv_cache_config, kv_caches, self._num_ranges)
+        if self._num_ranges > 1:
+            names = self._kv_cache_config.kv_cache_groups[0].layer_names
+            check_layers(self._num_ranges, self._vllm_config, names)
+            ranges = ranges_of(names, self._num_ranges)
+            self._range_of = {name: i for i, layers in enumerate(ranges) for name in layers}
         parallel = self._vllm_config.parallel_config
         facts = RankFacts(
             rank=Rank(tensor=get_tensor_model_parallel_rank()),
@@ -82,6 +91,15 @@ class WorkerSide:
     def begin_step(self, meta: KVTiersMetadata) -> None:
         """Take a step's orders in, before anything is overwritten."""
         self.connector.begin_step(meta.orders)
+
+    def before_forward(self) -> None:
+        """Handle `start_load_kv`: wait for the loads of this step, unless its layers do."""
+        if not self._range_of:
+            self.connector.load_in_step()
+
+    def before_layer(self, layer_name: str) -> None:
+        """Handle `wait_for_layer_load`; a layer that nobody named waits for everything."""
+        self.connector.load_in_step(self._range_of.get(layer_name, ALL_GROUPS))
 
     def take_loaded(self) -> Loaded:
         """Return the settled reloads, and keep their failed blocks for the next question."""

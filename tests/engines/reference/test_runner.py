@@ -61,11 +61,10 @@ def test_without_kvtiers_it_generates_what_plain_attention_says(running):
     assert [step.num_context_tokens for step in result.steps[:3]] == [0, 16, 32]
 
 
-@pytest.mark.parametrize("num_groups", [1, 3])
+@pytest.mark.parametrize("num_ranges", [1, 3])
 @pytest.mark.parametrize("sync_below", ["0ms", "1s"])
-def test_a_reload_from_dram_gives_the_same_tokens(running, num_groups, sync_below):
-    settings = RunnerSettings(40, 4, 16, num_groups)
-    runner = running(config_of(reload={"sync_below": sync_below}), settings)
+def test_a_reload_from_dram_gives_the_same_tokens(running, num_ranges, sync_below):
+    runner = running(config_of(reload={"sync_below": sync_below, "layer_ranges": num_ranges}))
     prompt = prompt_of(37)
     first = runner.generate(prompt, NUM_TOKENS)
     runner.settle()
