@@ -1,171 +1,233 @@
 """Check and measure the copies of CUDA devices: run it where there is one, under five minutes.
 
-    python bench/gpu_check.py --out bench/results/gpu.json
+    python bench/gpu_check.py --out bench/results/gpu.json --scratch /mnt/nvme0
 
-Every layout and route is checked byte for byte on random data with poisoned targets; then speeds
-are measured against the fastest copy of one large page-locked piece, in this same run. With
-`--sanitize` only the checks run, on small layouts, for
+Every layout and route is checked byte for byte on random data with poisoned targets, and the order
+of copies behind a busy stream; then speeds are measured against the fastest copy of one large
+page-locked piece, in this same run. One table, and all numbers with `--out`.
 
-    compute-sanitizer --tool memcheck python bench/gpu_check.py --sanitize
+The checks alone, on small layouts, for CUDA's own tools; `--sanitizers` runs these four:
+
+    compute-sanitizer --tool memcheck  --error-exitcode 9 python bench/gpu_check.py --sanitize
+    compute-sanitizer --tool racecheck --error-exitcode 9 python bench/gpu_check.py --sanitize
+    compute-sanitizer --tool synccheck --error-exitcode 9 python bench/gpu_check.py --sanitize
+    compute-sanitizer --tool initcheck --error-exitcode 9 python bench/gpu_check.py --sanitize
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import dataclasses
 import itertools
 import json
-import platform
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gpu_speed
 import torch
 from gpu_layouts import World, all_layouts, flat_layout, wrong_copies
+from gpu_machine import MIB, Machine, Sizes
+from gpu_pipeline import Jobs, measure_pipeline
+from gpu_prefill import measure_prefill
+from gpu_report import lines_of, table
 
 from kvtiers import native
 from kvtiers.data.copier import Direction
 from kvtiers.data.copier_cuda import CudaTuning
 from kvtiers.data.copier_cuda_routes import Route
-from kvtiers.data.cuda_device import CudaDevice, find_device
+from kvtiers.data.cuda_device import find_device
+from kvtiers.model.errors import KVTiersError
 
-MIB, GIB = 2**20, 2**30
 GATHER, SCATTER = Direction.GATHER, Direction.SCATTER
+LAST_START_SECONDS = 240.0  # no section begins later: all of it must end within five minutes
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+TOOL_SECONDS = 120.0
+SMALL = Sizes(largest_layout=256 * MIB)
+
+# Of a device, a driver, a disk, and of numbers that make no sense.
+EXPECTED = (RuntimeError, OSError, AssertionError, ArithmeticError, ValueError, KVTiersError)
+
+Section = Callable[[], Iterable[Mapping[str, Any]]]
 
 
-# Correctness
-
-
-def check_layouts(device: CudaDevice, *, small: bool) -> Iterator[dict[str, Any]]:
+def check_layouts(machine: Machine) -> Iterator[dict[str, Any]]:
     """Copy every layout by every route and by every call that a driver may have."""
-    version = device.driver.batch_version
+    driver = machine.device.driver
+    version = driver.batch_version
     for name, layout in all_layouts().items():
-        if small and sum(layout.allocations) > GIB:
+        if sum(layout.allocations) > machine.sizes.largest_layout:
             continue
-        world = World(device, layout, 40, CudaTuning(staging_nbytes=MIB))
-        wrong = []
-        for route in Route:
-            wrong += [f"{route.value}: {text}" for text in wrong_copies(world, route)]
-        world.close()
-        yield {"layout": name, "wrong": wrong}
+        yield _checked(World(machine, layout, 40, CudaTuning(staging_nbytes=MIB)), name)
     for older in (12080, 0):
-        if older > version:
-            continue
-        device.driver.limit_batch_version(older)
-        world = World(device, all_layouts()["two groups, mixed pages"], 40)
-        wrong = [text for route in Route for text in wrong_copies(world, route)]
-        world.close()
-        yield {"layout": f"copies as of driver {older}", "wrong": wrong}
+        if older <= version:
+            driver.limit_batch_version(older)
+            layout = all_layouts()["two groups, mixed pages"]
+            yield _checked(World(machine, layout, 40), f"copies as of driver {older}")
+    driver.limit_batch_version(version)
 
 
-def check_order(device: CudaDevice) -> dict[str, Any]:
+def _checked(world: World, name: str) -> dict[str, Any]:
+    wrong = [f"{route.value}: {text}" for route in Route for text in wrong_copies(world, route)]
+    world.close()
+    return {"layout": name, "wrong": wrong}
+
+
+def check_order(machine: Machine) -> Iterator[dict[str, Any]]:
     """Keep the engine's stream busy, then write: a copy must not run ahead."""
-    world = World(device, flat_layout(8, MIB), 8)
-    wrong = []
+    world = World(machine, flat_layout(8, MIB), 8)
     batch = world.batch(8)
     for route, direction in itertools.product(Route, Direction):
         world.copy(route, direction, batch)
+        wrong = []
         for value in range(1, 4):
             world.memory[0].fill_(0)
-            torch.cuda._sleep(50_000_000)
+            machine.cuda._sleep(50_000_000)
             world.memory[0].fill_(value)
             read = world.memory[0].clone()
             ticket = world.copier.submit_by(route, direction, batch, world.copier.mark())
             if world.copier.done(ticket):
-                wrong.append(f"{route.value} {direction.value} did not wait")
+                wrong.append("it did not wait")
                 continue
             world.copier.wait(ticket)
             world.copier.done(ticket)
             seen = {world.slab.view(int(slot))[4096 + 77] for slot in batch.slots}
             if direction is GATHER and seen != {value}:
-                wrong.append(f"{route.value} gather read {seen}, not {value}")
+                wrong.append(f"it read {seen}, not {value}")
             if direction is SCATTER and not bool((read == value).all()):
-                wrong.append(f"{route.value} scatter overwrote what was still read")
+                wrong.append("it overwrote what was still read")
+        machine.cuda.synchronize()
+        yield {"layout": f"{route.value} {direction.value}", "wrong": wrong}
     world.close()
-    return {"layout": "order behind a busy stream", "wrong": wrong}
 
 
-# The report
+def run_tools() -> Iterator[dict[str, Any]]:
+    """Run the checks under CUDA's tools; see the top of this file."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        raise RuntimeError("not run: compute-sanitizer is not installed")
+    for tool in TOOLS:
+        command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, __file__]
+        try:
+            ran = subprocess.run([*command, "--sanitize"], capture_output=True, text=True,
+                                 check=False, timeout=TOOL_SECONDS)  # fmt: skip
+        except subprocess.TimeoutExpired:
+            yield {"tool": tool, "said": f"not over after {TOOL_SECONDS:.0f} s", "clean": False}
+            continue
+        lines = [line for line in (ran.stdout + ran.stderr).splitlines() if "SUMMARY" in line]
+        said = lines[-1].strip("= ") if lines else f"exit code {ran.returncode}"
+        yield {"tool": tool, "said": said, "clean": ran.returncode == 0}
 
 
-def shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return ", ".join(value) or "none" if isinstance(value, list) else str(value)
+def sections_of(machine: Machine, scratch: Path, *, sanitize: bool) -> dict[str, Section]:
+    """Return what is run, the most telling first: time may run out."""
+    checks: dict[str, Section] = {"bytes": lambda: check_layouts(machine)}
+    if sanitize:
+        return checks
+    jobs = Jobs()
+    peaks: list[gpu_speed.Peak] = []
+
+    def peak() -> gpu_speed.Peak:
+        if not peaks:
+            peaks.append(gpu_speed.measured_peak(machine))
+        return peaks[0]
+
+    return checks | {
+        "order": lambda: check_order(machine),
+        "peak": lambda: [dataclasses.asdict(peak())],
+        "pieces": lambda: gpu_speed.measure_pieces(machine, peak()),
+        "both ways": lambda: gpu_speed.measure_both_ways(machine, peak()),
+        "beside compute": lambda: gpu_speed.measure_beside_compute(machine),
+        "disk to device": lambda: measure_pipeline(machine, scratch, jobs),
+        "prefill": lambda: measure_prefill(machine, jobs),
+        "start-up": lambda: gpu_speed.measure_start(machine),
+        "calls": lambda: gpu_speed.measure_submit(machine),
+        "torch": lambda: gpu_speed.measure_torch(machine, peak()),
+        "thread blocks": lambda: gpu_speed.measure_thread_blocks(machine, peak()),
+    }
 
 
-def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
-    columns = list(rows[0])
-    lines = [f"\n## {title}\n", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(shown(row.get(c, "")) for c in columns) + " |" for row in rows]
-    return "\n".join(lines)
+def run(machine: Machine, sections: Mapping[str, Section]) -> dict[str, Any]:
+    """Run sections; one that fails, or has no time left, is a sentence in the report."""
+    started = time.perf_counter()
+    report: dict[str, Any] = {"facts": machine.facts(), "sections": {}, "seconds": {}}
+    print(json.dumps(report["facts"]), flush=True)
+    for name, section in sections.items():
+        begun = time.perf_counter()
+        if begun - started > LAST_START_SECONDS:
+            report["sections"][name] = f"not run: {begun - started:.0f} s have passed"
+            continue
+        try:
+            report["sections"][name] = [dict(row) for row in section()]
+        except EXPECTED as error:
+            said = str(error)
+            report["sections"][name] = said if said.startswith("not run") else f"failed: {error!r}"
+        report["seconds"][name] = time.perf_counter() - begun
+        print(f"{name}: {report['seconds'][name]:.1f} s", file=sys.stderr, flush=True)
+    report["seconds"]["all"] = time.perf_counter() - started
+    return report
 
 
-def main() -> int:
+def write(report: Mapping[str, Any], out: Path | None) -> int:
+    """Print the table, write both files; returns how many lines do not hold."""
+    lines = lines_of(report)
+    missed = sum(line.holds is False for line in lines)
+    text = table(lines)
+    print(text)
+    last = f"{missed} of {len(lines)} lines do not hold; {report['seconds']['all']:.0f} s in all"
+    print(last, flush=True)
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+        title = f"# CUDA copies on {report['facts']['device']}"
+        facts = json.dumps(report["facts"])
+        out.with_suffix(".md").write_text(f"{title}\n\n{facts}\n\n{text}\n\n{last}\n")
+    return missed
+
+
+def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="write all numbers here, and the table beside it")
-    parser.add_argument("--sanitize", action="store_true", help="only check what is small")
-    arguments = parser.parse_args()
+    parser.add_argument("--scratch", type=Path, help="a folder on the disk to measure")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--sanitize", action="store_true", help="only check what is small")
+    only.add_argument("--sanitizers", action="store_true", help="the checks under CUDA's tools")
+    return parser.parse_args(arguments)
+
+
+def find_machine(sizes: Sizes) -> Machine | str:
+    """Return the first device, or why there is none."""
     if not torch.cuda.is_available():
-        print("no CUDA device: nothing to check")
-        return 2
+        return "no CUDA device: nothing to check"
     torch.zeros(1, device="cuda")
     found = find_device(0, lambda: int(torch.cuda.current_stream().cuda_stream))
     if isinstance(found, str):
-        print(found)
+        return found
+    if not native.kernels():
+        return "this build of kvtiers has no CUDA kernels: nothing to check"
+    return Machine(found, native.kernels(), sizes=sizes)
+
+
+def main(arguments: Sequence[str], machine: Machine | str | None = None) -> int:
+    chosen = options(arguments)
+    if machine is None:
+        machine = find_machine(SMALL if chosen.sanitize else Sizes())
+    if isinstance(machine, str):
+        print(machine)
         return 2
-    started = time.perf_counter()
-    facts = {
-        "device": torch.cuda.get_device_name(),
-        "driver": found.driver.version,
-        "batch_copy": found.driver.batch_version,
-        "kernels_nbytes": len(native.kernels()),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "when": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
-    print(facts, flush=True)
-    report: dict[str, Any] = {"facts": facts}
-    if not arguments.sanitize:
-        peak = gpu_speed.measured_peak()
-        report["peak_gb_s"] = [vars(peak)]
-        sections: dict[str, Callable[[], Any]] = {
-            "start-up measurement": lambda: [gpu_speed.measure_start(found)],
-            "of the peak, by piece and batch": lambda: gpu_speed.measure_pieces(found, peak),
-            "of the peak, by thread blocks": lambda: gpu_speed.measure_thread_blocks(found, peak),
-            "both ways at once, GB/s": lambda: gpu_speed.measure_both_ways(found, peak),
-            "slowdown of products beside it": lambda: gpu_speed.measure_beside_compute(found),
-            "cost of a call": lambda: gpu_speed.measure_submit(found),
-            "through torch, of the peak": lambda: gpu_speed.measure_torch(found, peak),
-        }
-    else:
-        sections = {}
-    if not arguments.sanitize:
-        sections["order"] = lambda: [check_order(found)]
-    sections["bytes that differ"] = lambda: check_layouts(found, small=arguments.sanitize)
-    text = [f"# CUDA copies on {facts['device']}\n", json.dumps(facts)]
-    if "peak_gb_s" in report:
-        text.append(table("peak, GB/s", report["peak_gb_s"]))
-    for title, run in sections.items():
-        begun = time.perf_counter()
-        report[title] = list(run())
-        text.append(table(title, report[title]))
-        print(text[-1], f"\n({time.perf_counter() - begun:.1f} s)", flush=True)
-    wrong = [row for row in report["bytes that differ"] if row["wrong"]]
-    wrong += [row for row in report.get("order", []) if row["wrong"]]
-    report["seconds"] = time.perf_counter() - started
-    text.append(f"\n{len(wrong)} checks failed; {report['seconds']:.0f} s in all")
-    print(text[-1], flush=True)
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-        arguments.out.with_suffix(".md").write_text("\n".join(text) + "\n")
-    return 1 if wrong else 0
+    with tempfile.TemporaryDirectory(dir=chosen.scratch) as scratch:
+        sections = sections_of(machine, Path(scratch), sanitize=chosen.sanitize)
+        if chosen.sanitizers:
+            sections = {"sanitizers": run_tools}
+        report = run(machine, sections)
+    return 1 if write(report, chosen.out) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from gpu_machine import Machine, scramble
 
-from kvtiers import native
 from kvtiers.data.copier import CopyBatch, Direction
 from kvtiers.data.copier_cuda import DEFAULT_TUNING, CudaCopier, CudaTuning
 from kvtiers.data.copier_cuda_routes import Route
-from kvtiers.data.cuda_device import CudaDevice
 from kvtiers.data.slab import Slab
 from kvtiers.model.frame import FrameFormat, slot_nbytes_for
 from kvtiers.model.layout import Axis, GroupLayout, KVLayout, Page, Run, TensorView
@@ -97,34 +96,33 @@ def all_layouts() -> dict[str, KVLayout]:
 class World:
     """Random device memory, a page-locked slab, and a copier between them."""
 
-    device: CudaDevice
+    machine: Machine
     layout: KVLayout
     num_slots: int
     tuning: CudaTuning = DEFAULT_TUNING
 
     def __post_init__(self) -> None:
-        self.memory = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in
-                       self.layout.allocations]  # fmt: skip
+        self.memory = [self.machine.empty(n) for n in self.layout.allocations]
         for flat in self.memory:
-            words = flat[: flat.numel() // 8 * 8].view(torch.int64)
-            words.random_()
+            scramble(flat)
         self.slab = Slab(
             self.num_slots,
             slot_nbytes_for(self.layout.groups),
             pin="on",
-            registrar=self.device.registrar(),
+            registrar=self.machine.device.registrar(),
+            numa_node=self.machine.device.numa_node(),
         )
         self.copier = self.make_copier(self.tuning)
         self.random = np.random.default_rng(1)
 
     def make_copier(self, tuning: CudaTuning) -> CudaCopier:
-        torch.cuda.synchronize()
+        self.machine.cuda.synchronize()
         return CudaCopier(
             self.layout,
             [flat.data_ptr() for flat in self.memory],
             self.slab,
-            self.device,
-            kernels=native.kernels(),
+            self.machine.device,
+            kernels=self.machine.kernels,
             tuning=tuning,
         )
 
@@ -168,7 +166,7 @@ def wrong_copies(world: World, route: Route) -> Iterator[str]:
         world.copy(route, Direction.GATHER, batch)
         if not np.array_equal(slots, expected):
             yield f"gather, {np.count_nonzero(slots != expected)} bytes"
-        torch.cuda.synchronize()
+        world.machine.cuda.synchronize()
         before = [flat.clone() for flat in world.memory]
         targets = world.random.permutation(batch.block_ids)
         for flat in world.memory:
@@ -180,16 +178,16 @@ def wrong_copies(world: World, route: Route) -> Iterator[str]:
             for run in group.runs:
                 at = run.offset + int(target) * run.block_stride
                 part = torch.from_numpy(payload[start : start + run.nbytes].copy())
-                before[run.allocation][at : at + run.nbytes] = part.cuda()
+                before[run.allocation][at : at + run.nbytes] = part.to(world.machine.where)
                 start += run.nbytes
-        torch.cuda.synchronize()
+        world.machine.cuda.synchronize()
         world.copy(route, Direction.SCATTER, CopyBatch(group.group, int64s(targets), batch.slots))
         wrong = sum(int((a != b).sum()) for a, b in zip(world.memory, before, strict=True))
         if wrong:
             yield f"scatter, {wrong} bytes"
         for flat in world.memory:
-            flat[: flat.numel() // 8 * 8].view(torch.int64).random_()
-        torch.cuda.synchronize()
+            scramble(flat)
+        world.machine.cuda.synchronize()
         del slots
 
 

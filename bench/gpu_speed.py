@@ -12,20 +12,15 @@ from typing import Any
 
 import torch
 from gpu_layouts import World, flat_layout
+from gpu_machine import KIB, MIB, Machine, scramble
 
 from kvtiers.data.copier import CopyBatch, Direction
 from kvtiers.data.copier_cuda import CudaTuning
+from kvtiers.data.copier_cuda_check import check_copies
 from kvtiers.data.copier_cuda_routes import Route
 from kvtiers.data.copier_torch import TorchCopier
-from kvtiers.data.cuda_device import CudaDevice
 from kvtiers.model.layout import KVLayout
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
-PIECES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1 * MIB, 2 * MIB, 4 * MIB)
-BATCHES = (1, 4, 16, 64, 256)  # blocks
-POOL_NBYTES = 1 * GIB
-PAYLOAD_NBYTES = 4 * MIB  # of a block, at most; and 64 pieces at most: 32 layers, K and V
-REPEATS = 5
 GATHER, SCATTER = Direction.GATHER, Direction.SCATTER
 
 
@@ -41,46 +36,59 @@ class Peak:
         return self.out if direction is GATHER else self.back
 
 
-def measured_peak() -> Peak:
-    nbytes = 512 * MIB
-    hosts = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    devices = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
+def measured_peak(machine: Machine) -> Peak:
+    nbytes = machine.sizes.peak_nbytes
+    hosts = [machine.pinned(nbytes) for _ in range(2)]
+    devices = [machine.empty(nbytes) for _ in range(2)]
     for tensor in (*hosts, *devices):
-        tensor.view(torch.int64).random_()
-    streams = [torch.cuda.Stream() for _ in range(2)]
+        scramble(tensor)
+    streams = [machine.cuda.Stream() for _ in range(2)]
 
     def run(ways: Sequence[int]) -> float:
-        torch.cuda.synchronize()
+        machine.cuda.synchronize()
         start = time.perf_counter()
         for way in ways:
-            with torch.cuda.stream(streams[way]):
+            with machine.cuda.stream(streams[way]):
                 target, source = (hosts, devices) if way == 0 else (devices, hosts)
                 target[way].copy_(source[way], non_blocking=True)
-        torch.cuda.synchronize()
+        machine.cuda.synchronize()
         return len(ways) * nbytes / (time.perf_counter() - start) / 1e9
 
-    best = [max(run(ways) for _ in range(REPEATS)) for ways in ((0,), (1,), (0, 1))]
+    repeats = range(machine.sizes.repeats)
+    best = [max(run(ways) for _ in repeats) for ways in ((0,), (1,), (0, 1))]
     return Peak(*best)
 
 
 def speed(world: World, route: Route, direction: Direction, num_blocks: int) -> float:
     """Return GB/s from the call to the last byte, the median of batches of other blocks."""
-    times = [world.copy(route, direction, world.batch(num_blocks)) for _ in range(REPEATS + 1)]
+    repeats = world.machine.sizes.repeats
+    times = [world.copy(route, direction, world.batch(num_blocks)) for _ in range(repeats + 1)]
     nbytes = num_blocks * world.layout.groups[0].payload_nbytes
     return nbytes / statistics.median(times[1:]) / 1e9
 
 
-def layout_of_pieces(piece: int) -> KVLayout:
-    num_runs = max(1, min(64, PAYLOAD_NBYTES // piece))
-    return flat_layout(POOL_NBYTES // (piece * num_runs), piece, num_runs)
+def layout_of_pieces(machine: Machine, piece: int) -> KVLayout:
+    sizes = machine.sizes
+    num_runs = max(1, min(sizes.num_runs, sizes.payload_nbytes // piece))
+    num_blocks = sizes.pool_nbytes // (piece * num_runs)
+    return flat_layout(min(num_blocks, 2 * max(sizes.batches)), piece, num_runs)
 
 
-def measure_pieces(device: CudaDevice, peak: Peak) -> Iterator[dict[str, Any]]:
-    for piece in PIECES:
-        layout = layout_of_pieces(piece)
+def world_of_pieces(machine: Machine, piece: int) -> tuple[World, int]:
+    """Return a world, and the blocks of a batch of usual size."""
+    layout = layout_of_pieces(machine, piece)
+    (group,) = layout.groups
+    num_blocks = max(1, min(machine.sizes.batch_nbytes // group.payload_nbytes,
+                            group.num_blocks // 2))  # fmt: skip
+    return World(machine, layout, max(8, 2 * num_blocks)), num_blocks
+
+
+def measure_pieces(machine: Machine, peak: Peak) -> Iterator[dict[str, Any]]:
+    for piece in machine.sizes.pieces:
+        layout = layout_of_pieces(machine, piece)
         (group,) = layout.groups
-        world = World(device, layout, min(group.num_blocks, 512))
-        for num_blocks, direction in itertools.product(BATCHES, Direction):
+        world = World(machine, layout, min(group.num_blocks, max(machine.sizes.batches)))
+        for num_blocks, direction in itertools.product(machine.sizes.batches, Direction):
             if num_blocks > min(world.num_slots, group.num_blocks):
                 continue
             row: dict[str, Any] = {
@@ -95,18 +103,17 @@ def measure_pieces(device: CudaDevice, peak: Peak) -> Iterator[dict[str, Any]]:
         world.close()
 
 
-def measure_thread_blocks(device: CudaDevice, peak: Peak) -> Iterator[dict[str, Any]]:
+def measure_thread_blocks(machine: Machine, peak: Peak) -> Iterator[dict[str, Any]]:
     """How many SMs a kernel needs, by tile; 16 KiB pieces, 64 MiB a batch."""
-    world = World(device, layout_of_pieces(16 * KIB), 256)
+    world, num_blocks = world_of_pieces(machine, 16 * KIB)
     world.copier.close()
     for num, tile in ((2, 4096), (4, 4096), (8, 4096), (12, 2048), (12, 4096), (12, 16384),
                       (16, 4096), (32, 4096)):  # fmt: skip
         world.copier = world.make_copier(CudaTuning(num, tile_nbytes=tile))
         row: dict[str, Any] = {"num_thread_blocks": num, "tile_nbytes": tile}
         for route, direction in itertools.product((Route.DIRECT, Route.STAGED), Direction):
-            row[f"{route.value} {direction.value}"] = speed(world, route, direction, 64) / peak.of(
-                direction
-            )
+            found = speed(world, route, direction, num_blocks)
+            row[f"{route.value} {direction.value}"] = found / peak.of(direction)
         world.copier.close()
         yield row
     world.close()
@@ -158,16 +165,14 @@ class Background:
         self._thread.join()
 
 
-def measure_both_ways(device: CudaDevice, peak: Peak) -> Iterator[dict[str, Any]]:
+def measure_both_ways(machine: Machine, peak: Peak) -> Iterator[dict[str, Any]]:
     for piece, route in ((2 * MIB, Route.DMA), (16 * KIB, Route.STAGED), (16 * KIB, Route.DIRECT)):
-        world = World(device, layout_of_pieces(piece), 256)
-        payload = world.layout.groups[0].payload_nbytes
-        num_blocks = 64 * MIB // payload
+        world, num_blocks = world_of_pieces(machine, piece)
         speeds = {}
         for ways in ((GATHER,), (SCATTER,), (GATHER, SCATTER)):
             with Background(world, dict.fromkeys(ways, route), num_blocks) as copies:
                 before, start = copies.nbytes, time.perf_counter()
-                time.sleep(0.3)
+                time.sleep(machine.sizes.seconds_each)
                 speeds[ways] = (copies.nbytes - before) / (time.perf_counter() - start) / 1e9
         one = max(speeds[(GATHER,)], speeds[(SCATTER,)])
         world.close()
@@ -182,33 +187,26 @@ def measure_both_ways(device: CudaDevice, peak: Peak) -> Iterator[dict[str, Any]
         }
 
 
-def measure_beside_compute(device: CudaDevice) -> Iterator[dict[str, Any]]:
+def measure_beside_compute(machine: Machine) -> Iterator[dict[str, Any]]:
     """A loop of matrix products, bound by arithmetic, and one bound by memory as decoding is."""
-    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    sizes = machine.sizes
+    a = machine.numbers(sizes.square, sizes.square)
     out = torch.empty_like(a)
-    thin = torch.randn(16, 8192, dtype=torch.bfloat16, device="cuda")
+    thin = machine.numbers(16, sizes.square)
     thin_out = torch.empty_like(thin)
     loops = {
-        "8192^3": (lambda: torch.matmul(a, a, out=out), 40),
-        "16x8192x8192": (lambda: torch.matmul(thin, a, out=thin_out), 2000),
+        "square": (lambda: torch.matmul(a, a, out=out), sizes.num_products),
+        "thin": (lambda: torch.matmul(thin, a, out=thin_out), sizes.num_thin),
     }
 
     def seconds(name: str) -> float:
-        work, count = loops[name]
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(count):
-            work()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3
+        return machine.seconds(*loops[name])
 
     for name in loops:
         for _ in range(3):
             seconds(name)  # clocks rise and settle
     for piece, route in ((2 * MIB, Route.DMA), (16 * KIB, Route.STAGED), (16 * KIB, Route.DIRECT)):
-        world = World(device, layout_of_pieces(piece), 256)
-        num_blocks = 64 * MIB // world.layout.groups[0].payload_nbytes
+        world, num_blocks = world_of_pieces(machine, piece)
         for ways in ((GATHER,), (SCATTER,), (GATHER, SCATTER)):
             row: dict[str, Any] = {
                 "piece_nbytes": piece,
@@ -217,7 +215,7 @@ def measure_beside_compute(device: CudaDevice) -> Iterator[dict[str, Any]]:
             }
             for name in loops:
                 pairs = []
-                for _ in range(REPEATS):
+                for _ in range(sizes.repeats):
                     alone = seconds(name)
                     with Background(world, dict.fromkeys(ways, route), num_blocks) as copies:
                         before = copies.nbytes
@@ -232,15 +230,15 @@ def measure_beside_compute(device: CudaDevice) -> Iterator[dict[str, Any]]:
         world.close()
 
 
-def measure_submit(device: CudaDevice) -> Iterator[dict[str, Any]]:
+def measure_submit(machine: Machine) -> Iterator[dict[str, Any]]:
     """Microseconds of the calling thread."""
-    world = World(device, layout_of_pieces(64 * KIB), 256)
-    copier = world.copier
+    world, most = world_of_pieces(machine, 64 * KIB)
+    copier, num_runs = world.copier, len(world.layout.groups[0].runs)
     start = time.perf_counter()
     for _ in range(1000):
         copier.mark()
     yield {"call": "mark", "us": (time.perf_counter() - start) * 1e3}
-    for route, num_blocks in itertools.product(Route, (1, 16, 128)):
+    for route, num_blocks in itertools.product(Route, (1, min(16, most), most)):
         times = []
         for _ in range(20):
             batch = world.batch(num_blocks)
@@ -251,32 +249,42 @@ def measure_submit(device: CudaDevice) -> Iterator[dict[str, Any]]:
             copier.wait(ticket)
             copier.done(ticket)
         yield {
-            "call": f"submit {route.value}, {num_blocks} blocks of 64 pieces",
+            "call": f"submit {route.value}, {num_blocks} blocks of {num_runs} pieces",
             "us": statistics.median(times) * 1e6,
         }
     world.close()
 
 
-def measure_start(device: CudaDevice) -> dict[str, Any]:
-    world = World(device, layout_of_pieces(64 * KIB), 256)
-    start = time.perf_counter()
-    world.copier.measure()
-    seconds = time.perf_counter() - start
-    routes = world.copier.routes.describe()
-    world.close()
-    return {"seconds": seconds, "routes": routes}
+def measure_start(machine: Machine) -> Iterator[dict[str, Any]]:
+    """What an engine's start waits for, and the table that comes of it."""
+    for piece in (16 * KIB, 2 * MIB):
+        world, _ = world_of_pieces(machine, piece)
+        start = time.perf_counter()
+        wrong = check_copies(world.copier, world.layout, world.slab)
+        checked = time.perf_counter()
+        world.copier.measure()
+        seconds = time.perf_counter() - checked
+        routes = world.copier.routes.describe()
+        world.close()
+        yield {
+            "piece_nbytes": piece,
+            "wrong": [wrong] if wrong else [],
+            "check_seconds": checked - start,
+            "measure_seconds": seconds,
+            "routes": routes,
+        }
 
 
-def measure_torch(device: CudaDevice, peak: Peak) -> Iterator[dict[str, Any]]:
+def measure_torch(machine: Machine, peak: Peak) -> Iterator[dict[str, Any]]:
     """The stand-in, for comparison."""
     for piece in (16 * KIB, 2 * MIB):
-        world = World(device, layout_of_pieces(piece), 256)
+        world, num_blocks = world_of_pieces(machine, piece)
         world.copier.close()
         copier = TorchCopier(world.layout, world.memory, world.slab)
-        num_blocks = 64 * MIB // world.layout.groups[0].payload_nbytes
+        nbytes = num_blocks * world.layout.groups[0].payload_nbytes
         for direction in Direction:
             times = []
-            for _ in range(REPEATS + 1):
+            for _ in range(machine.sizes.repeats + 1):
                 start = time.perf_counter()
                 ticket = copier.submit(direction, world.batch(num_blocks), None)
                 copier.wait(ticket)
@@ -285,7 +293,7 @@ def measure_torch(device: CudaDevice, peak: Peak) -> Iterator[dict[str, Any]]:
             yield {
                 "piece_nbytes": piece,
                 "direction": direction.value,
-                "of_peak": 64 * MIB / statistics.median(times[1:]) / 1e9 / peak.of(direction),
+                "of_peak": nbytes / statistics.median(times[1:]) / 1e9 / peak.of(direction),
             }
         copier.close()
         world.slab.close()

@@ -1,3 +1,4 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 
 #include <memory>
@@ -47,6 +48,8 @@ void bind_driver(nb::module_ &module) {
                      "Which call copies a batch: 13000, 12080, or 0 for one call a copy.")
         .def("compute_capability", &Driver::compute_capability, nb::arg("device"),
              "Of a device: 90 is 9.0. Raises CudaError.")
+        .def("pci_address", &Driver::pci_address, nb::arg("device"),
+             "Where a device is plugged in, as 0000:3B:00.0. Raises CudaError.")
         .def("limit_batch_version", &Driver::limit_batch_version, nb::arg("version"),
              "Copy as with a driver of this version; for measurements.")
         .def(
@@ -96,7 +99,8 @@ void bind_cuda(nb::module_ &module) {
              "Queue a batch behind a marker, 0 for none; return its ticket. Raises ValueError\n"
              "with the row, IndexError for an unknown marker, CudaError where refused.")
         .def("done", &DeviceCopier::done, nb::arg("ticket"),
-             "Whether a batch is over, which consumes it; so does CudaError. Raises IndexError.")
+             "Seconds that a batch took behind its marker; None while it runs. Being over consumes\n"
+             "it; so does CudaError. Raises IndexError.")
         .def("wait", &DeviceCopier::wait, nb::arg("ticket"),
              nb::call_guard<nb::gil_scoped_release>(), "Block until a batch is over.")
         .def("close", &DeviceCopier::close, nb::call_guard<nb::gil_scoped_release>(),

@@ -8,10 +8,11 @@ namespace kvtiers::cuda {
 namespace {
 
 constexpr unsigned kNonBlocking = 1;    // a stream that does not wait for the legacy stream
-constexpr unsigned kDisableTiming = 2;  // an event
+constexpr unsigned kTiming = 0;         // an event that knows when it was
+constexpr unsigned kDisableTiming = 2;  // an event that does not, and costs less
 constexpr int kHostAddresses = 91;      // attribute: registered memory keeps its address there
 constexpr std::size_t kMaxCopies = 16384;  // of one driver call
-constexpr std::size_t kSpareEvents = 64;
+constexpr std::size_t kSpareSpans = 64;
 constexpr std::int64_t kStagingAlignment = 256;
 
 std::int64_t round_up(std::int64_t nbytes, std::int64_t multiple) {
@@ -64,18 +65,18 @@ void DeviceCopier::prepare(const std::string &kernels, const std::vector<Memory>
     for (Lane &lane : lanes_) {
         driver.check("cuStreamCreate", driver().stream_create(&lane.copies, kNonBlocking));
         driver.check("cuStreamCreate", driver().stream_create(&lane.kernels, kNonBlocking));
-        lane.turn = new_event();
+        lane.turn = new_event(kDisableTiming);
         if (module_ == nullptr) continue;
         driver.check("cuMemAlloc",
                      driver().alloc(&lane.staging, static_cast<std::size_t>(buffer_nbytes_) *
                                                        kBuffers));
         for (std::size_t i = 0; i < kBuffers; ++i) {
-            lane.filled[i] = new_event();
-            lane.emptied[i] = new_event();
+            lane.filled[i] = new_event(kDisableTiming);
+            lane.emptied[i] = new_event(kDisableTiming);
         }
     }
-    for (int i = 0; i < tuning_.num_markers; ++i) markers_.push_back(new_event());
-    for (std::size_t i = 0; i < kSpareEvents; ++i) spare_.push_back(new_event());
+    for (int i = 0; i < tuning_.num_markers; ++i) markers_.push_back(new_event(kDisableTiming));
+    for (std::size_t i = 0; i < kSpareSpans; ++i) spare_.push_back(new_span());
     targets_.reserve(kMaxCopies);
     sources_.reserve(kMaxCopies);
     sizes_.reserve(kMaxCopies);
@@ -103,10 +104,28 @@ void DeviceCopier::prepare_layout(const Group &group, const std::vector<Memory> 
                    (*driver_)().upload(layouts_.back().pieces, pieces.data(), nbytes));
 }
 
-Event DeviceCopier::new_event() {
+Event DeviceCopier::new_event(unsigned flags) {
     Event event = nullptr;
-    driver_->check("cuEventCreate", (*driver_)().event_create(&event, kDisableTiming));
+    driver_->check("cuEventCreate", (*driver_)().event_create(&event, flags));
     return event;
+}
+
+DeviceCopier::Span DeviceCopier::new_span() {
+    Span span{new_event(kTiming), nullptr};
+    try {
+        span.over = new_event(kTiming);
+    } catch (...) {
+        (*driver_)().event_destroy(span.begun);
+        throw;
+    }
+    return span;
+}
+
+double DeviceCopier::seconds(const Span &span) const {
+    float milliseconds = 0;
+    driver_->check("cuEventElapsedTime",
+                   (*driver_)().event_elapsed(&milliseconds, span.begun, span.over));
+    return milliseconds / 1e3;
 }
 
 std::int64_t DeviceCopier::mark(std::uintptr_t stream) {
@@ -152,20 +171,21 @@ std::int64_t DeviceCopier::submit(Direction direction, std::int64_t group,
     const Current current(*driver_, device_);
     Lane &lane = lane_of(direction);
     const Layout &layout = layouts_[static_cast<std::size_t>(group)];
-    if (spare_.empty()) spare_.push_back(new_event());
-    const Event over = spare_.back();
+    if (spare_.empty()) spare_.push_back(new_span());
+    const Span span = spare_.back();
     try {
         keep_order(lane, route);
-        lane.last = queue(direction, layout, {block_ids.data(), slots.data(), slots.size()},
-                          after, route);
-        driver_->check("cuEventRecord", (*driver_)().event_record(over, lane.last));
+        begin(after, span.begun, first_of(lane, direction, route));
+        lane.last =
+            queue(direction, layout, {block_ids.data(), slots.data(), slots.size()}, route);
+        driver_->check("cuEventRecord", (*driver_)().event_record(span.over, lane.last));
     } catch (const Error &) {  // the slots are the caller's again
         (*driver_)().stream_synchronize(lane.copies);
         (*driver_)().stream_synchronize(lane.kernels);
         throw;
     }
     spare_.pop_back();
-    pending_[++submitted_] = over;
+    pending_[++submitted_] = span;
     return submitted_;
 }
 
@@ -181,20 +201,29 @@ void DeviceCopier::keep_order(Lane &lane, Route route) {
     lane.route = route;
 }
 
+// A reload's staging could run ahead of the marker: only the kernel touches what is the engine's. It
+// waits all the same, so that what a batch takes can be told from what it waited.
+Stream DeviceCopier::first_of(const Lane &lane, Direction direction, Route route) {
+    const bool staged_in = route == Route::staged && direction == Direction::scatter;
+    return route == Route::dma || staged_in ? lane.copies : lane.kernels;
+}
+
+// Everything else that the batch queues comes after what its first stream does.
+void DeviceCopier::begin(std::int64_t marker, Event begun, Stream stream) {
+    wait_marker(marker, stream);
+    driver_->check("cuEventRecord", (*driver_)().event_record(begun, stream));
+}
+
 // Returns the stream that finishes the batch.
-Stream DeviceCopier::queue(Direction direction, const Layout &layout, Rows rows,
-                           std::int64_t after, Route route) {
+Stream DeviceCopier::queue(Direction direction, const Layout &layout, Rows rows, Route route) {
     Lane &lane = lane_of(direction);
     targets_.clear();
     sources_.clear();
     sizes_.clear();
     if (route == Route::dma) {
-        wait_marker(after, lane.copies);
         queue_dma(direction, layout, rows, lane.copies);
         return lane.copies;
     }
-    // Staging needs no marker: only what a kernel reads or writes belongs to the engine.
-    wait_marker(after, lane.kernels);
     if (route == Route::direct) {
         launch(direction, layout, rows, payload_at(layout.plan, 0), slab_.slot_nbytes,
                lane.kernels);
@@ -305,31 +334,31 @@ Address DeviceCopier::payload_at(const Plan &plan, std::int64_t slot) const {
     return slab_.address + static_cast<Address>(slot * slab_.slot_nbytes + plan.header_nbytes);
 }
 
-bool DeviceCopier::done(std::int64_t ticket) {
+std::optional<double> DeviceCopier::done(std::int64_t ticket) {
     const auto found = pending_.find(ticket);
     if (found == pending_.end())
         throw std::out_of_range("ticket " + std::to_string(ticket) + " is not pending");
-    const Event event = found->second;
-    if (event == nullptr) {  // closed, which waited for it
+    const Span span = found->second;
+    if (span.over == nullptr) {  // closed, which waited for it
         pending_.erase(found);
-        return true;
+        return 0;
     }
     const Current current(*driver_, device_);
-    const Result result = (*driver_)().event_query(event);
-    if (result == kNotReady) return false;
+    const Result result = (*driver_)().event_query(span.over);
+    if (result == kNotReady) return std::nullopt;
     pending_.erase(found);
-    spare_.push_back(event);
+    spare_.push_back(span);
     driver_->check("cuEventQuery", result);
-    return true;
+    return seconds(span);
 }
 
 void DeviceCopier::wait(std::int64_t ticket) {
     if (ticket < 1 || ticket > submitted_)
         throw std::out_of_range("ticket " + std::to_string(ticket) + " was never issued");
     const auto found = pending_.find(ticket);
-    if (found == pending_.end() || found->second == nullptr) return;
+    if (found == pending_.end() || found->second.over == nullptr) return;
     const Current current(*driver_, device_);
-    driver_->check("cuEventSynchronize", (*driver_)().event_synchronize(found->second));
+    driver_->check("cuEventSynchronize", (*driver_)().event_synchronize(found->second.over));
 }
 
 std::string DeviceCopier::close() {
@@ -371,11 +400,15 @@ void DeviceCopier::release() {
     for (const Layout &layout : layouts_)
         if (layout.pieces != 0) calls.free(layout.pieces);
     layouts_.clear();
-    for (auto &[ticket, event] : pending_) {
-        drop(event);
-        event = nullptr;
+    for (auto &[ticket, span] : pending_) {
+        drop(span.begun);
+        drop(span.over);
+        span = Span{};
     }
-    for (const Event event : spare_) drop(event);
+    for (const Span &span : spare_) {
+        drop(span.begun);
+        drop(span.over);
+    }
     spare_.clear();
     {
         const std::lock_guard<std::mutex> guard(markers_mutex_);

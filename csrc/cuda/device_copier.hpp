@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -28,8 +29,8 @@ struct DeviceTuning {
 };
 
 // Each direction has two streams: one for the copy engines, one for kernels. Batches of one
-// direction keep their order; a batch is over when the event behind its last piece is. `submit`, `done`, `wait` and `close` belong to one thread,
-// `mark` may be called from another.
+// direction keep their order; a batch is over when the event behind its last piece is. `submit`,
+// `done`, `wait` and `close` belong to one thread, `mark` may be called from another.
 class DeviceCopier {
   public:
     // kernels: the fatbin, empty where there is none: then every route is dma.
@@ -53,9 +54,10 @@ class DeviceCopier {
                         const std::vector<std::int64_t> &block_ids,
                         const std::vector<std::int64_t> &slots, std::int64_t after, Route route);
 
-    // Whether a pending batch is over, which consumes it, as Error does: it has failed.
+    // Returns what a batch that is over took on the device, from the moment its marker was reached,
+    // in seconds; nothing while it runs. Being over consumes it, as Error does: it has failed.
     // Throws std::out_of_range if it is not pending.
-    bool done(std::int64_t ticket);
+    std::optional<double> done(std::int64_t ticket);
 
     // Blocks until a batch is over, consumed or not.
     void wait(std::int64_t ticket);
@@ -84,6 +86,9 @@ class DeviceCopier {
         Address pieces = 0;  // kernel::Piece, on the device
         std::int64_t tiles_per_block = 0;
     };
+    struct Span {  // the two ends of a batch on the device
+        Event begun = nullptr, over = nullptr;
+    };
     struct Rows {  // part of a batch
         const std::int64_t *block_ids, *slots;
         std::size_t count;
@@ -92,12 +97,15 @@ class DeviceCopier {
     void prepare(const std::string &kernels, const std::vector<Memory> &allocations,
                  const std::vector<Group> &groups);
     void prepare_layout(const Group &group, const std::vector<Memory> &allocations);
-    Event new_event();
+    Event new_event(unsigned flags);
+    Span new_span();
+    double seconds(const Span &span) const;
     Lane &lane_of(Direction direction) { return lanes_[direction == Direction::gather ? 0 : 1]; }
+    void begin(std::int64_t marker, Event begun, Stream stream);
     void wait_marker(std::int64_t marker, Stream stream);
     void keep_order(Lane &lane, Route route);
-    Stream queue(Direction direction, const Layout &layout, Rows rows, std::int64_t after,
-                 Route route);
+    static Stream first_of(const Lane &lane, Direction direction, Route route);
+    Stream queue(Direction direction, const Layout &layout, Rows rows, Route route);
     void queue_dma(Direction direction, const Layout &layout, Rows rows, Stream stream);
     void queue_staged(Direction direction, const Layout &layout, Rows rows);
     void launch(Direction direction, const Layout &layout, Rows rows, Address payloads,
@@ -118,8 +126,8 @@ class DeviceCopier {
     std::vector<Layout> layouts_;
     std::vector<Plan> plans_;
     Lane lanes_[2];
-    std::vector<Event> spare_;  // for tickets
-    std::unordered_map<std::int64_t, Event> pending_;
+    std::vector<Span> spare_;  // for tickets
+    std::unordered_map<std::int64_t, Span> pending_;
     std::int64_t submitted_ = 0;
     bool closed_ = false;
     // Copies that wait for their call; their capacity never changes.

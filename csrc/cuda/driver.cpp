@@ -39,6 +39,7 @@ Driver::Driver(const std::string &library) {
     bind(calls_.get_error_name, "cuGetErrorName");
     bind(calls_.device_count, "cuDeviceGetCount");
     bind(calls_.device_attribute, "cuDeviceGetAttribute");
+    bind(calls_.device_pci_address, "cuDeviceGetPCIBusId");
     bind(calls_.context_retain, "cuDevicePrimaryCtxRetain");
     bind(calls_.context_push, "cuCtxPushCurrent");
     bind(calls_.context_pop, "cuCtxPopCurrent");
@@ -53,6 +54,7 @@ Driver::Driver(const std::string &library) {
     bind(calls_.event_record, "cuEventRecord");
     bind(calls_.event_query, "cuEventQuery");
     bind(calls_.event_synchronize, "cuEventSynchronize");
+    bind(calls_.event_elapsed, "cuEventElapsedTime");
     bind(calls_.alloc, "cuMemAlloc");
     bind(calls_.free, "cuMemFree");
     bind(calls_.host_register, "cuMemHostRegister");
@@ -135,6 +137,12 @@ int Driver::compute_capability(int device) const {
     for (int i = 0; i < 2; ++i)  // attributes 75 and 76: major and minor
         check("cuDeviceGetAttribute", calls_.device_attribute(&parts[i], 75 + i, device));
     return 10 * parts[0] + parts[1];
+}
+
+std::string Driver::pci_address(int device) const {
+    char text[32] = {};
+    check("cuDeviceGetPCIBusId", calls_.device_pci_address(text, sizeof(text) - 1, device));
+    return text;
 }
 
 Current::Current(const Driver &driver, int device) : driver_(driver) {

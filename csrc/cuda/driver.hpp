@@ -41,6 +41,7 @@ struct Calls {
     Result (*get_error_name)(Result, const char **);
     Result (*device_count)(int *);
     Result (*device_attribute)(int *, int, int);
+    Result (*device_pci_address)(char *, int, int);
     Result (*context_retain)(Context *, int);
     Result (*context_push)(Context);
     Result (*context_pop)(Context *);
@@ -55,6 +56,7 @@ struct Calls {
     Result (*event_record)(Event, Stream);
     Result (*event_query)(Event);
     Result (*event_synchronize)(Event);
+    Result (*event_elapsed)(float *, Event, Event);
     Result (*alloc)(Address *, std::size_t);
     Result (*free)(Address);
     Result (*host_register)(void *, std::size_t, unsigned);
@@ -79,6 +81,9 @@ class Driver {
 
     // 90 is 9.0. Throws Error.
     int compute_capability(int device) const;
+
+    // Where it is plugged in, as "0000:3B:00.0". Throws Error.
+    std::string pci_address(int device) const;
 
     // Which call copies a batch: 13000, 12080, or 0 for one call a copy.
     int batch_version() const { return batch_version_; }

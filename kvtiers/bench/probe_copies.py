@@ -16,6 +16,7 @@ from kvtiers.cost.links import offload_link, reload_link
 from kvtiers.data.copier import Copier, CopyBatch, Direction
 from kvtiers.data.copier_host import make_host_copier
 from kvtiers.data.slab import Slab
+from kvtiers.model.errors import KVTiersError
 from kvtiers.model.messages import DRAM, int64s
 
 HOST: Final = "host"
@@ -72,21 +73,22 @@ class TorchSide:
         """Make memory, slab and copier; the slab is page-locked if the configuration says so."""
         import torch  # noqa: PLC0415 - only where there is a GPU to measure
 
-        from kvtiers.data.copier_torch import TorchCopier  # noqa: PLC0415
-        from kvtiers.data.copier_torch_pin import registrar_of  # noqa: PLC0415
+        from kvtiers.data.copier_device import DeviceMedia  # noqa: PLC0415
 
         layout = self._plan.layout_of(block_nbytes, num_blocks)
         memory = [
             torch.ones(nbytes, dtype=torch.uint8, device=self._device)
             for nbytes in layout.allocations
         ]
-        slab = Slab(
-            num_blocks,
-            self._plan.format_of(block_nbytes).slot_nbytes,
-            pin=self._plan.config.dram.pin,
-            registrar=registrar_of(memory),
-        )
-        return TorchCopier(layout, memory, slab), slab
+        config = self._plan.config
+        media = DeviceMedia(layout, memory, config.copying.native)
+        slot_nbytes = self._plan.format_of(block_nbytes).slot_nbytes
+        slab = media.make_slab(num_blocks, slot_nbytes, config.dram.pin)
+        try:
+            return media.make_copier(slab), slab
+        except KVTiersError:
+            slab.close()
+            raise
 
 
 def measure_copies(

@@ -42,10 +42,13 @@ def installation_rows(found: Installation) -> list[Row]:
     else:
         vllm = f"{found.vllm}, not supported; install {SUPPORTED_VLLM}.x"
     problem = found.compiled_module_problem
+    nbytes = found.cuda_kernels_nbytes
+    kernels = _size(nbytes) if nbytes else "none: built without nvcc; CuPy can compile them"
     return [
         ("kvtiers", found.kvtiers),
         ("python", found.python),
         ("compiled module", "loads" if problem is None else f"none: {problem}"),
+        ("CUDA kernels", kernels),
         ("torch", found.torch or "not installed"),
         ("cupy", found.cupy or "not installed"),
         ("vllm", vllm),

@@ -22,6 +22,7 @@ class Installation:
 
     Attributes:
         compiled_module_problem: why the C++ module cannot be loaded; None where it can.
+        cuda_kernels_nbytes: of the CUDA kernels in this build; 0 where it has none.
         vllm_supported: whether the installed vLLM is of the series `SUPPORTED_VLLM`.
     """
 
@@ -32,6 +33,7 @@ class Installation:
     cupy: str | None
     vllm: str | None
     vllm_supported: bool
+    cuda_kernels_nbytes: int = 0
 
 
 def probe_installation() -> Installation:
@@ -45,6 +47,7 @@ def probe_installation() -> Installation:
         cupy=installed_version(_CUPY),
         vllm=vllm,
         vllm_supported=vllm is not None and is_supported_vllm(vllm),
+        cuda_kernels_nbytes=len(native.kernels()),
     )
 
 

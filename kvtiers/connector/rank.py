@@ -17,7 +17,7 @@ from kvtiers.data.copier_host import make_host_copier
 from kvtiers.data.executor import Executor
 from kvtiers.data.executor_thread import ExecutorThread
 from kvtiers.data.key_space import KeySpace
-from kvtiers.data.slab import Registrar, Slab
+from kvtiers.data.slab import PinMode, Slab
 from kvtiers.data.store import BlockStore
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.config import Config
@@ -75,7 +75,7 @@ def build_host_rank(
         return make_host_copier(layout, bases, slab, threads, config.copying.native)
 
     how = f"{threads} copy threads"
-    return _build_rank(config, layout, facts, _Media(make_copier, None, wrap_store, how))
+    return _build_rank(config, layout, facts, _Media(_host_slab, make_copier, wrap_store, how))
 
 
 def build_torch_rank(
@@ -84,36 +84,44 @@ def build_torch_rank(
     allocations: Sequence[Any],
     facts: RankFacts,
     wrap_store: WrapStore | None = None,
+    current_stream: Callable[[], int] | None = None,
 ) -> WorkerConnector:
-    """Build slab, torch's copier, stores and executor for KV tensors of any torch device.
+    """Build slab, copier, stores and executor for KV arrays on a device.
+
+    On a CUDA device kvtiers' own kernels and DMA copy, once they were checked there; else torch
+    does. `copy.native` insists on the first, or on the second.
 
     Args:
-        allocations: a flat uint8 `torch.Tensor` over each of the layout's allocations. The
-            copier holds them until `WorkerConnector.close`.
+        allocations: a contiguous array over each of the layout's allocations, of torch, CuPy or
+            another library with DLPack. The copier holds them until `WorkerConnector.close`.
         wrap_store: as in `build_host_rank`.
+        current_stream: returns the handle of the stream that the engine works on; None asks the
+            arrays' library, torch or CuPy.
 
     Raises:
         CapacityError: a tier cannot hold one block, or the machine lacks the memory.
-        LayoutError: the tensors do not fit the layout, or lie on two devices.
+        LayoutError: the arrays do not fit the layout, or lie on two devices.
+        NativeModuleError: `copy.native: on`, and the kernels cannot be used here.
     """
-    # Imported here: who serves an engine on the CPU needs no torch for it.
-    from kvtiers.data.copier_torch import TorchCopier  # noqa: PLC0415
-    from kvtiers.data.copier_torch_pin import registrar_of  # noqa: PLC0415
+    # Imported here: who serves an engine on the CPU needs nothing of it.
+    from kvtiers.data.copier_device import DeviceMedia  # noqa: PLC0415
 
-    def make_copier(slab: Slab) -> Copier:
-        return TorchCopier(layout, allocations, slab)
-
-    registrar = registrar_of(allocations)
-    media = _Media(make_copier, registrar, wrap_store, "copies through torch")
+    device = DeviceMedia(layout, allocations, config.copying.native, current_stream=current_stream)
+    media = _Media(device.make_slab, device.make_copier, wrap_store, device.where)
     return _build_rank(config, layout, facts, media)
+
+
+def _host_slab(num_slots: int, slot_nbytes: int, pin: PinMode) -> Slab:
+    """Return a slab that no device needs page-locked."""
+    return Slab(num_slots, slot_nbytes, pin=pin)
 
 
 @dataclass(frozen=True, slots=True)
 class _Media:
     """What differs between devices, and what stands in for stores."""
 
+    make_slab: Callable[[int, int, PinMode], Slab]
     make_copier: Callable[[Slab], Copier]
-    registrar: Registrar | None
     wrap_store: WrapStore | None
     how: str
 
@@ -125,8 +133,12 @@ def _build_rank(
     slot_nbytes = slot_nbytes_for(layout.groups)
     num_slots = slots_for(config, facts.num_ranks, slot_nbytes)
     check_memory(config)
-    slab = Slab(num_slots, slot_nbytes, pin=config.dram.pin, registrar=media.registrar)
-    copier = media.make_copier(slab)
+    slab = media.make_slab(num_slots, slot_nbytes, config.dram.pin)
+    try:
+        copier = media.make_copier(slab)
+    except KVTiersError:
+        slab.close()
+        raise
     try:
         stores = RankStores(config, slab, facts.instance, facts.rank.tensor, facts.num_ranks)
     except KVTiersError:

@@ -64,6 +64,13 @@ class Copier(Protocol):
         """
         ...
 
+    def seconds(self, ticket: Ticket) -> float | None:
+        """Return what the batch took once its marker was reached; asked when `done` became true.
+
+        None where nothing waits for a marker: the caller's clock knows.
+        """
+        ...
+
     def wait(self, ticket: Ticket) -> None:
         """Block until the batch has been copied; does not consume the ticket."""
         ...

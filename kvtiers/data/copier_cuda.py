@@ -98,6 +98,7 @@ class CudaCopier:
         except ValueError as error:
             raise LayoutError(str(error)) from error
         self.routes = expected_routes(layout) if routes is None else routes
+        self._seconds: dict[Ticket, float] = {}
         self._closed = False
 
     @property
@@ -154,9 +155,17 @@ class CudaCopier:
             ProtocolError: the ticket was never issued, or is consumed.
         """
         try:
-            return bool(self._native.done(ticket))
+            seconds = self._native.done(ticket)
         except IndexError as error:
             raise ProtocolError(str(error)) from error
+        if seconds is None:
+            return False
+        self._seconds = {ticket: float(seconds)}
+        return True
+
+    def seconds(self, ticket: Ticket) -> float | None:
+        """Return what the batch took behind its marker, by the device's clock."""
+        return self._seconds.get(ticket)
 
     def wait(self, ticket: Ticket) -> None:
         """Block until the batch has been copied; does not consume the ticket.
@@ -173,7 +182,8 @@ class CudaCopier:
         """Time every route on the engine's blocks and the slab's slots; fill the table.
 
         Blocks keep their bytes: they are copied out and the same bytes back in. Slots do not.
-        Nobody else may use either meanwhile: call it before the first step. Well under a second.
+        Nobody else may use either meanwhile: call it before the first step. It takes
+        `copier_cuda_routes.MAX_MEASURE_SECONDS` at most, and one batch.
         """
         if self.has_kernels:
             self.routes = measured_routes(self, self._layout, self._num_slots)

@@ -6,7 +6,7 @@ import bisect
 import logging
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -39,6 +39,7 @@ _WORTH_IT: Final = 1.1
 _MAX_MEASURED_NBYTES: Final = 64 * 2**20
 _STEPS: Final = 8  # between the batch sizes that are measured
 _REPEATS: Final = 3
+MAX_MEASURE_SECONDS: Final = 1.0  # then one more batch at most: the engine waits to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,11 @@ class RouteTable:
 
 
 class RoutedCopier(Protocol):
-    """What a measurement needs."""
+    """What checks and measurements need."""
+
+    def mark(self) -> Marker:
+        """Capture the present end of the engine's queue."""
+        ...
 
     def submit_by(
         self, route: Route, direction: Direction, batch: CopyBatch, after: Marker | None
@@ -98,16 +103,23 @@ def expected_routes(layout: KVLayout) -> RouteTable:
     )
 
 
-def measured_routes(copier: RoutedCopier, layout: KVLayout, num_slots: int) -> RouteTable:
+def measured_routes(
+    copier: RoutedCopier,
+    layout: KVLayout,
+    num_slots: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> RouteTable:
     """Time every route at batch sizes a factor of 8 apart; see `CudaCopier.measure`.
 
-    Groups of one geometry are measured once.
+    Groups of one geometry are measured once. What `MAX_MEASURE_SECONDS` do not suffice for takes
+    the route of the next smaller size, or what sizes suggest.
     """
-    started = time.perf_counter()
-    rows: dict[tuple[int, Direction], tuple[tuple[int, Route], ...]] = {}
+    started = clock()
+    watch = _Watch(clock, started + MAX_MEASURE_SECONDS)
+    rows = dict(expected_routes(layout).rows)
     known: dict[object, int] = {}
     for group in layout.groups:
-        twin = known.setdefault(_geometry(group), group.group)
+        twin = known.setdefault(geometry(group), group.group)
         if twin != group.group:
             rows |= {(group.group, d): rows[twin, d] for d in Direction}
             continue
@@ -115,29 +127,59 @@ def measured_routes(copier: RoutedCopier, layout: KVLayout, num_slots: int) -> R
         for num_blocks in _batch_sizes(group, num_slots):
             # Out first: what comes back in are the blocks' own bytes.
             for direction in (Direction.GATHER, Direction.SCATTER):
-                best = _fastest(copier, direction, group, num_blocks)
-                if not found[direction] or found[direction][-1][1] is not best:
+                best = _fastest(copier, direction, group, num_blocks, watch)
+                if best is not None:
                     found[direction].append((num_blocks, best))
-        rows |= {(group.group, d): tuple(found[d]) for d in Direction}
+        rows |= {(group.group, d): _merged(found[d]) for d in Direction if found[d]}
     table = RouteTable(rows)
-    logger.debug("routes after %.3f s: %s", time.perf_counter() - started, table.describe())
+    if watch.over:
+        logger.warning(
+            "measuring the copies was cut short after %.1f s; routes: %s",
+            clock() - started,
+            table.describe(),
+        )
     return table
 
 
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """How long measuring may go on."""
+
+    clock: Callable[[], float]
+    deadline: float
+
+    @property
+    def over(self) -> bool:
+        return self.clock() >= self.deadline
+
+
+def _merged(row: Sequence[tuple[int, Route]]) -> tuple[tuple[int, Route], ...]:
+    """Leave out entries that change nothing."""
+    return tuple(
+        entry for idx, entry in enumerate(row) if not idx or row[idx - 1][1] is not entry[1]
+    )
+
+
 def _fastest(
-    copier: RoutedCopier, direction: Direction, group: GroupLayout, num_blocks: int
-) -> Route:
-    """Return the route to take, a kernel only where it gains enough."""
+    copier: RoutedCopier,
+    direction: Direction,
+    group: GroupLayout,
+    num_blocks: int,
+    watch: _Watch,
+) -> Route | None:
+    """Return the route to take, a kernel only where it gains enough; None if time is over."""
     ids = int64s(np.arange(num_blocks) * (group.num_blocks // num_blocks))
     batch = CopyBatch(group.group, ids, int64s(np.arange(num_blocks)))
     seconds: dict[Route, float] = {}
     for route in Route:
         times = []
         for _ in range(_REPEATS + 1):
-            started = time.perf_counter()
+            if watch.over:
+                return None
+            started = watch.clock()
             ticket = copier.submit_by(route, direction, batch, None)
             copier.wait(ticket)
-            times.append(time.perf_counter() - started)
+            times.append(watch.clock() - started)
             copier.done(ticket)
         seconds[route] = statistics.median(times[1:])
     best = min(seconds, key=lambda route: seconds[route])
@@ -159,5 +201,6 @@ def _expected(group: GroupLayout) -> Route:
     return Route.DIRECT if group.payload_nbytes < _SMALL_PAYLOAD_NBYTES else Route.STAGED
 
 
-def _geometry(group: GroupLayout) -> object:
+def geometry(group: GroupLayout) -> object:
+    """Return what makes two groups alike to a copier."""
     return group.num_blocks, tuple((run.nbytes, run.block_stride) for run in group.runs)

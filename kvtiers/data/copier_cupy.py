@@ -29,7 +29,7 @@ def compile_kernels(capability: int, *, machine_code: bool = True) -> bytes:
         nvrtc = importlib.import_module("cupy.cuda").nvrtc
         whole = source.replace('#include "block_index.h"', header)
         program = nvrtc.createProgram(whole, "kernels.cu", [], [])
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, RuntimeError) as error:  # which one depends on CuPy's version
         raise RuntimeError(f"CuPy finds no NVRTC: {error}") from error
     try:
         kind = "sm" if machine_code else "compute"
@@ -55,14 +55,14 @@ def current_stream() -> int:
 def flat_address(array: Any) -> tuple[int, int]:
     """Return address and bytes of an array on a device, of torch, CuPy or another library.
 
-    The caller keeps the array. Arrays that only know DLPack go through ``cupy.from_dlpack``.
+    The caller keeps the array. Arrays that only know DLPack go through CuPy or torch.
 
     Raises:
         LayoutError: it is on no CUDA device, or not contiguous.
     """
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None and hasattr(array, "__dlpack__") and _on_cuda(array):
-        interface = importlib.import_module("cupy").from_dlpack(array).__cuda_array_interface__
+        interface = _taken_over(array).__cuda_array_interface__
     if interface is None:
         raise LayoutError(f"{type(array).__name__} is not on a CUDA device")
     itemsize = int(interface["typestr"][2:])
@@ -76,6 +76,14 @@ def flat_address(array: Any) -> tuple[int, int]:
             raise LayoutError(f"array of shape {interface['shape']}, strides {strides}: not flat")
         nbytes *= size
     return int(interface["data"][0]), nbytes
+
+
+def _taken_over(array: Any) -> Any:
+    """Return an array of a library that can tell its address, the same memory."""
+    for library in ("cupy", "torch"):
+        if importlib.util.find_spec(library) is not None:
+            return importlib.import_module(library).from_dlpack(array)
+    raise LayoutError(f"{type(array).__name__} speaks DLPack only: CuPy or torch must be installed")
 
 
 def _on_cuda(array: Any) -> bool:

@@ -51,6 +51,10 @@ class ImmediateCopier(ABC):
         self._pending.remove(ticket)
         return True
 
+    def seconds(self, ticket: Ticket) -> float | None:  # noqa: ARG002
+        """Return None: nothing waits, see `Copier.seconds`."""
+        return None
+
     def wait(self, ticket: Ticket) -> None:
         """Return at once.
 

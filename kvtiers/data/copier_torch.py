@@ -7,7 +7,7 @@ import ctypes
 import logging
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -70,6 +70,8 @@ class TorchCopier:
         slab: where the slots are; it must outlive the copier.
         staging_nbytes: bytes of a direction's staging buffer, or one block where that is larger.
         num_markers: markers that keep an event of their own.
+        engine_stream: returns the handle of the engine's current stream, where that is not the
+            current one of torch.
         cuda: stands in for ``torch.cuda``; None chooses by the device.
 
     Raises:
@@ -85,6 +87,7 @@ class TorchCopier:
         *,
         staging_nbytes: int = STAGING_NBYTES,
         num_markers: int = NUM_MARKERS,
+        engine_stream: Callable[[], int] | None = None,
         cuda: Any = None,
     ) -> None:
         check_places(layout, [flat.data_ptr() for flat in allocations], slab.slot_nbytes)
@@ -100,14 +103,19 @@ class TorchCopier:
         nbytes = max(staging_nbytes, layout.max_payload_nbytes)
         self._lanes = {direction: self._lane(nbytes) for direction in Direction}
         streams = [lane.stream for lane in self._lanes.values()]
-        self._markers = _Markers(cuda, device, streams, num_markers)
+        self._markers = _Markers(cuda, streams, num_markers)
+        self._engine_stream = engine_stream
         self._submitted = 0
-        self._pending: dict[Ticket, Any] = {}
+        self._pending: dict[Ticket, tuple[Any, Any]] = {}
+        self._seconds: dict[Ticket, float | None] = {}
         self._closed = False
 
     def mark(self) -> Marker:
         """Record an event on the engine's current stream; called on the engine's thread."""
-        return self._markers.mark()
+        if self._engine_stream is None:
+            return self._markers.mark(self._cuda.current_stream(self._device))
+        handle = self._engine_stream()
+        return self._markers.mark(self._cuda.ExternalStream(handle, device=self._device))
 
     def submit(self, direction: Direction, batch: CopyBatch, after: Marker | None) -> Ticket:
         """Queue a batch on its direction's stream; see `Copier.submit`.
@@ -122,11 +130,12 @@ class TorchCopier:
         reached = None if after is None else self._markers.event(after)
         lane = self._lanes[direction]
         self._cuda.set_device(self._device)
-        over = self._cuda.Event()
+        begun, over = (self._cuda.Event(enable_timing=True) for _ in range(2))
         try:
             with self._cuda.stream(lane.stream):
                 if reached is not None:
                     lane.stream.wait_event(reached)
+                begun.record(lane.stream)
                 self._copy(direction, lane, batch)
                 over.record(lane.stream)
         except RuntimeError:
@@ -135,7 +144,7 @@ class TorchCopier:
             raise
         self._submitted += 1
         ticket = Ticket(self._submitted)
-        self._pending[ticket] = over
+        self._pending[ticket] = (begun, over)
         return ticket
 
     def done(self, ticket: Ticket) -> bool:
@@ -146,13 +155,21 @@ class TorchCopier:
         """
         if ticket not in self._pending:
             raise ProtocolError(f"ticket {ticket} is not pending")
+        begun, end = self._pending[ticket]
         over = True  # so it is if the query raises
         try:
-            over = bool(self._pending[ticket].query())
+            over = bool(end.query())
         finally:
             if over:
                 del self._pending[ticket]
+        if over:
+            milliseconds = begun.elapsed_time(end)
+            self._seconds = {ticket: None if milliseconds is None else milliseconds / 1e3}
         return over
+
+    def seconds(self, ticket: Ticket) -> float | None:
+        """Return what the batch took behind its marker; see `Copier.seconds`."""
+        return self._seconds.get(ticket)
 
     def wait(self, ticket: Ticket) -> None:
         """Block until the batch has been copied; does not consume the ticket.
@@ -163,7 +180,7 @@ class TorchCopier:
         if not 0 < ticket <= self._submitted:
             raise ProtocolError(f"ticket {ticket} was never issued")
         if ticket in self._pending:
-            self._pending[ticket].synchronize()
+            self._pending[ticket][1].synchronize()
 
     def close(self) -> None:
         """Wait for what is queued, then let go of all tensors; idempotent."""
@@ -222,26 +239,25 @@ class _Markers:
     later comes after it without an event of its own.
     """
 
-    def __init__(self, cuda: Any, device: torch.device, streams: Sequence[Any], limit: int) -> None:
+    def __init__(self, cuda: Any, streams: Sequence[Any], limit: int) -> None:
         self._cuda = cuda
-        self._device = device
         self._streams = streams
         self._limit = limit
         self._lock = threading.Lock()
         self._events: dict[int, Any] = {}
         self._issued = 0
 
-    def mark(self) -> Marker:
-        """Record an event on the current stream of the calling thread."""
+    def mark(self, stream: Any) -> Marker:
+        """Record an event on a stream."""
         event = self._cuda.Event()
-        event.record(self._cuda.current_stream(self._device))
+        event.record(stream)
         with self._lock:
             self._issued += 1
             self._events[self._issued] = event
             if len(self._events) > self._limit:
                 oldest = next(iter(self._events))
-                for stream in self._streams:
-                    stream.wait_event(self._events[oldest])
+                for copying in self._streams:
+                    copying.wait_event(self._events[oldest])
                 del self._events[oldest]
             return Marker(self._issued)
 
@@ -260,7 +276,7 @@ class _Markers:
 class _NoQueue:
     """A stream or event where operators are done when they return."""
 
-    def __init__(self, device: object = None) -> None:
+    def __init__(self, device: object = None, *, enable_timing: bool = False) -> None:
         """Belong to any device."""
 
     def record(self, stream: object) -> None:
@@ -272,6 +288,10 @@ class _NoQueue:
     def query(self) -> bool:
         """Return True."""
         return True
+
+    def elapsed_time(self, end: object) -> float | None:  # noqa: ARG002
+        """Return None: the caller's clock knows."""
+        return None
 
     def synchronize(self) -> None:
         """Do nothing."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from kvtiers.data.slab import Registrar
-
 
 class TorchRegistrar:
-    """A `Registrar` for the device of the engine's tensors.
+    """A `Registrar` (see slab.py) for the device of the engine's tensors.
 
     Args:
         device: a CUDA device. cuda: stands in for ``torch.cuda``; None for itself.
@@ -43,10 +40,3 @@ class TorchRegistrar:
         with contextlib.suppress(RuntimeError):
             torch.ones(1, device=self._device)
         raise OSError(f"{name}: {cudart.cudaGetErrorString(result)}")
-
-
-def registrar_of(allocations: Sequence[torch.Tensor]) -> Registrar | None:
-    """Return how to page-lock memory for the device of these tensors, None on the CPU."""
-    devices = {flat.device for flat in allocations}
-    cuda = [device for device in devices if device.type == "cuda"]
-    return TorchRegistrar(cuda[0]) if cuda else None

@@ -1,9 +1,10 @@
-"""A CUDA device through the driver: whether there is one, its engine's stream, page-locking."""
+"""A CUDA device through the driver: its engine's stream, its memory node, page-locking."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from kvtiers import native
@@ -26,6 +27,19 @@ class CudaDevice:
     driver: Any
     number: int
     current_stream: Callable[[], int]
+
+    def numa_node(self, devices: Path = Path("/sys/bus/pci/devices")) -> int | None:
+        """Return the node of the host's memory that is nearest, None if the machine does not say.
+
+        Args:
+            devices: where the kernel lists what is plugged in.
+        """
+        try:
+            address = str(self.driver.pci_address(self.number)).lower()
+            node = int((devices / address / "numa_node").read_text())
+        except (RuntimeError, OSError, ValueError):
+            return None
+        return node if node >= 0 else None  # -1: there is only one
 
     def registrar(self) -> Registrar:
         """Return how to page-lock memory for it."""

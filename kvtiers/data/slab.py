@@ -10,6 +10,7 @@ import resource
 from typing import Final, Literal, Protocol
 
 from kvtiers.data.host_memory import available_memory
+from kvtiers.data.numa import prefer_node
 from kvtiers.model.errors import CapacityError, ProtocolError, TransferError
 
 _logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class Slab:
         pin: "off" never page-locks; "on" fails where it cannot; "auto" does without,
             with one warning if a registrar refused.
         registrar: how to page-lock; None where there is no device.
+        numa_node: of the host's memory that its pages should be in; None for any. It is a wish:
+            pages that do not fit there lie elsewhere.
         pin_chunk_nbytes: bytes of one registration at most.
 
     Raises:
@@ -68,6 +71,7 @@ class Slab:
         *,
         pin: PinMode = "auto",
         registrar: Registrar | None = None,
+        numa_node: int | None = None,
         pin_chunk_nbytes: int = PIN_CHUNK_NBYTES,
     ) -> None:
         if pin not in ("auto", "on", "off"):
@@ -79,6 +83,8 @@ class Slab:
         self._bytes = memoryview(self._mapping)
         self._nbytes = len(self._mapping)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+        if numa_node is not None:  # before a page is touched: registering touches all
+            prefer_node(self._address, self._nbytes, numa_node)
         self._registrar = registrar
         self._registered: list[int] = []
         try:

@@ -105,8 +105,13 @@ class Workshop:
             if outcome is Outcome.OK:
                 gather = copy.direction is Direction.GATHER
                 name = f"{HBM}>{DRAM}" if gather else f"{DRAM}>{HBM}"
-                self._meter.add(name, len(copy.rows), copy.nbytes, self.clock() - copy.started)
+                self._meter.add(name, len(copy.rows), copy.nbytes, self._seconds(copy))
             yield copy, outcome
+
+    def _seconds(self, copy: Copying) -> float:
+        """Return what a copy took: the link's time, not that of the engine's work before it."""
+        seconds = self.copier.seconds(copy.ticket)
+        return self.clock() - copy.started if seconds is None else seconds
 
     def drain_copies(self) -> None:
         """Block until every submitted batch is over, and forget them."""

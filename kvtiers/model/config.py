@@ -115,8 +115,9 @@ class CopyConfig(Section):
     )
     native: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="Use the compiled module. `auto`: where it was built, else numpy; "
-        "`on`: fail at start without it.",
+        description="Use the compiled module, for KV on a CUDA device with its kernels and DMA. "
+        "`auto`: where they can be used, else numpy or torch, with a warning that says why; `on`: "
+        "fail at start instead; `off`: numpy or torch.",
     )
 
     def num_threads(self, num_cores: int) -> int:

@@ -156,6 +156,10 @@ class FakeDevice:
                 raise ProtocolError(f"ticket {ticket} is not pending")
             return False
 
+    def seconds(self, ticket: Ticket) -> float | None:  # noqa: ARG002
+        """Return None: a copy takes no time here."""
+        return None
+
     def wait(self, ticket: Ticket) -> None:
         """Run engine work and copies up to a ticket: what a blocking wait lets happen."""
         with self._lock:

@@ -24,6 +24,7 @@ INSTALLED = Installation(
     cupy=None,
     vllm="0.32.0",
     vllm_supported=True,
+    cuda_kernels_nbytes=77824,
 )
 
 

@@ -13,14 +13,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class FakeEvent:
     """Reached when its stream has run everything that was queued before it."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
+    def __init__(self, cuda: FakeCuda, enable_timing: bool) -> None:
         self._cuda = cuda
+        self._timed = enable_timing
+        self._at = 0
         self.reached = True  # as an event that was never recorded
         self.error: RuntimeError | None = None
 
     def record(self, stream: FakeStream) -> None:
         self.reached = False
-        stream.put(lambda: setattr(self, "reached", True))
+        stream.put(self._reach)
+
+    def _reach(self) -> None:
+        self.reached, self._at = True, self._cuda.milliseconds
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert self._timed
+        assert end._timed
+        return float(end._at - self._at)
 
     def query(self) -> bool:
         if self.error is not None:
@@ -54,6 +64,7 @@ class FakeStream:
             if not item.reached:
                 return False
         else:
+            self._cuda.milliseconds += 1
             item()
         self._queue.popleft()
         return True
@@ -78,6 +89,7 @@ class FakeCuda:
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
         self.events: list[FakeEvent] = []
+        self.milliseconds = 0  # one for each item that runs
         self.engine = self.Stream()
         self._current = self.engine
         self.fail_after: int | None = None  # operators until the device refuses one
@@ -86,8 +98,8 @@ class FakeCuda:
         self.streams.append(FakeStream(self))
         return self.streams[-1]
 
-    def Event(self) -> FakeEvent:  # noqa: N802
-        self.events.append(FakeEvent(self))
+    def Event(self, enable_timing: bool = False) -> FakeEvent:  # noqa: N802
+        self.events.append(FakeEvent(self, enable_timing))
         return self.events[-1]
 
     def set_device(self, device: object) -> None:

@@ -1,12 +1,14 @@
 // A CUDA driver without a device: streams are queues, memory is the host's, kernels run on the CPU
 // from the header that the real ones are made of. The tests say which version it pretends, when a
-// queue moves, which wait is forgotten and which call fails.
+// queue moves, which wait or record is forgotten and which call fails. Its clock counts a copy or a
+// kernel as a millisecond, and the engine's work as a second.
 #include <cstdint>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -17,8 +19,10 @@ namespace {
 using Address = unsigned long long;
 
 struct Event {
+    bool timed = false;
     int recorded = 0;  // times
     int executed = 0;  // the last of them that its stream has come to
+    double at = 0;     // milliseconds
     bool reached() const { return executed == recorded; }
 };
 
@@ -36,24 +40,31 @@ struct World {
     bool manual = false;
     int forget_wait = -1;  // the number of a wait from now on that does nothing
     int num_waits = 0;
+    int forget_record = -1;  // the number of a record from now on that does nothing
+    int num_records = 0;
+    int spoil = 0;           // what is wrong with copies: see fake_spoil
+    double now = 0;          // milliseconds
     bool capturing = false;
     std::string failing;
     int failing_after = 0;
     int failing_code = 0;
-    int depth = 0;  // contexts pushed
     int live = 0;   // objects and allocations
     std::vector<Stream *> streams;
     std::map<void *, std::size_t> registered;
     std::map<std::string, int> calls;
 } world;
 
+std::recursive_mutex one_at_a_time;
+thread_local int depth = 0;  // contexts pushed by this thread
+
 Stream legacy;
 int context_object, gather_object, scatter_object;
 
 // Counts a call; returns the error that a test wants of it, or one for a forgotten context.
 int called(const char *name, bool needs_context = true) {
+    const std::lock_guard<std::recursive_mutex> guard(one_at_a_time);
     ++world.calls[name];
-    if (needs_context && world.depth < 1) return 201;
+    if (needs_context && depth < 1) return 201;
     if (world.failing == name && world.failing_after-- == 0) return world.failing_code;
     return 0;
 }
@@ -80,9 +91,9 @@ void put(void *stream, std::function<void()> work) {
     if (!world.manual) run();
 }
 
-#define CALL(name)                     \
-    if (const int code = called(name)) \
-    return code
+#define CALL(name)                                                    \
+    const std::lock_guard<std::recursive_mutex> guard(one_at_a_time); \
+    if (const int code = called(name)) return code
 
 int init(unsigned) { return called("cuInit", false); }
 int error_name(int code, const char **name) {
@@ -95,8 +106,12 @@ int retain(void **context, int) {
     *context = &context_object;
     return called("cuDevicePrimaryCtxRetain", false);
 }
-int push(void *) { return ++world.depth, 0; }
-int pop(void **) { return --world.depth, 0; }
+int pci_address(char *text, int size, int) {
+    std::strncpy(text, "0000:3B:00.0", static_cast<std::size_t>(size));
+    return called("cuDeviceGetPCIBusId", false);
+}
+int push(void *) { return ++depth, 0; }
+int pop(void **) { return --depth, 0; }
 int exchange(int *) { return 0; }
 int stream_create(void **stream, unsigned flags) {
     CALL("cuStreamCreate");
@@ -132,8 +147,9 @@ int is_capturing(void *, int *status) {
 }
 int event_create(void **event, unsigned flags) {
     CALL("cuEventCreate");
-    if (flags != 2) return 1;
+    if (flags != 0 && flags != 2) return 1;
     *event = new Event;
+    static_cast<Event *>(*event)->timed = flags == 0;
     return ++world.live, 0;
 }
 int event_destroy(void *event) {
@@ -143,8 +159,17 @@ int event_destroy(void *event) {
 int event_record(void *event, void *stream) {
     CALL("cuEventRecord");
     auto *target = static_cast<Event *>(event);
+    if (world.num_records++ == world.forget_record) return 0;
     const int record = ++target->recorded;
-    put(stream, [=] { target->executed = record; });
+    put(stream, [=] { target->executed = record, target->at = world.now; });
+    return 0;
+}
+int event_elapsed(float *milliseconds, void *start, void *end) {
+    CALL("cuEventElapsedTime");
+    const auto *first = static_cast<Event *>(start), *second = static_cast<Event *>(end);
+    if (!first->timed || !second->timed) return 400;
+    if (!first->reached() || !second->reached()) return 600;
+    *milliseconds = static_cast<float>(second->at - first->at);
     return 0;
 }
 int event_query(void *event) {
@@ -185,6 +210,11 @@ int module_function(void **function, void *, const char *name) {
     *function = gather ? &gather_object : &scatter_object;
     return 0;
 }
+// Breaks what a copy wrote, where a test wants that.
+void spoil(int what, Address written) {
+    if (world.spoil != what) return;
+    *reinterpret_cast<unsigned char *>(written) ^= 0x10;
+}
 int launch(void *function, unsigned grid, unsigned, unsigned, unsigned threads, unsigned, unsigned,
            unsigned, void *stream, void **arguments, void **) {
     CALL("cuLaunchKernel");
@@ -194,11 +224,16 @@ int launch(void *function, unsigned grid, unsigned, unsigned, unsigned threads, 
         std::make_shared<kernel::Batch>(*static_cast<const kernel::Batch *>(arguments[0]));
     const bool gather = function == &gather_object;
     put(stream, [=] {
+        world.now += 1;
         const kernel::i64 warps = grid * (kernel::kThreads / kernel::kLanes);
         for (kernel::i64 warp = 0; warp < warps; ++warp)
             for (kernel::u32 lane = 0; lane < kernel::kLanes; ++lane)
                 gather ? kernel::copy_share<true>(*batch, warp, warps, lane)
                        : kernel::copy_share<false>(*batch, warp, warps, lane);
+        const kernel::Tile tile = kernel::tile_of(*batch, batch->tiles_per_block - 1);
+        if (!gather) return spoil(2, tile.in_block);
+        spoil(1, tile.in_slot);
+        spoil(4, tile.in_slot + static_cast<Address>(tile.nbytes));  // just behind it
     });
     return 0;
 }
@@ -210,7 +245,9 @@ int upload(Address target, const void *source, std::size_t nbytes) {
 int copy_one(Address target, Address source, std::size_t nbytes, void *stream) {
     if (stream == nullptr) return 1;
     put(stream, [=] {
+        world.now += 1;
         std::memcpy(reinterpret_cast<void *>(target), reinterpret_cast<void *>(source), nbytes);
+        spoil(3, target);
     });
     return 0;
 }
@@ -261,6 +298,8 @@ const std::map<std::string, void *> kCalls = {
     {"cuEventRecord", (void *)event_record},
     {"cuEventQuery", (void *)event_query},
     {"cuEventSynchronize", (void *)event_synchronize},
+    {"cuEventElapsedTime", (void *)event_elapsed},
+    {"cuDeviceGetPCIBusId", (void *)pci_address},
     {"cuMemAlloc", (void *)alloc},
     {"cuMemFree", (void *)free_memory},
     {"cuMemHostRegister", (void *)host_register},
@@ -296,6 +335,7 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, std::uint64
 // What only the tests call.
 void fake_reset(int version) {
     world = World{};
+    depth = 0;
     world.version = version;
     legacy.items.clear();
 }
@@ -306,21 +346,31 @@ void fake_abandon() {  // what is queued: its memory may be gone
 void fake_manual(int manual) { world.manual = manual; }
 void fake_forget_wait(int number) { world.forget_wait = number, world.num_waits = 0; }
 int fake_num_waits() { return world.num_waits; }
+void fake_forget_record(int number) { world.forget_record = number, world.num_records = 0; }
+int fake_num_records() { return world.num_records; }
+// 1: what a kernel gathers, 2: what one scatters, 3: each copy, 4: what lies behind a gather.
+void fake_spoil(int what) { world.spoil = what; }
 void fake_capturing(int capturing) { world.capturing = capturing; }
 void fake_fail(const char *name, int after, int code) {
     world.failing = name, world.failing_after = after, world.failing_code = code;
 }
 int fake_calls(const char *name) { return world.calls[name]; }
 int fake_live() { return world.live; }
-int fake_depth() { return world.depth; }
+int fake_depth() { return depth; }
 int fake_num_registered() { return static_cast<int>(world.registered.size()); }
 int fake_num_streams() { return static_cast<int>(world.streams.size()); }
 void *fake_stream() { return world.streams.push_back(new Stream), world.streams.back(); }
 int fake_step(int index) { return step(*world.streams[static_cast<std::size_t>(index)]); }
+int fake_queued(int index) {
+    return static_cast<int>(world.streams[static_cast<std::size_t>(index)]->items.size());
+}
 int fake_step_of(void *stream) { return step(at(stream)); }
 void fake_run() { run(); }
 void fake_fill(void *stream, Address address, int value, std::size_t nbytes) {
-    put(stream, [=] { std::memset(reinterpret_cast<void *>(address), value, nbytes); });
+    put(stream, [=] {
+        world.now += 1000;
+        std::memset(reinterpret_cast<void *>(address), value, nbytes);
+    });
 }
 void fake_read(void *stream, Address to, Address from, std::size_t nbytes) {
     put(stream,

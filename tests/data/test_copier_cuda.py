@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import fake_driver
 import numpy as np
@@ -19,8 +19,14 @@ from hypothesis import strategies as st
 from kvtiers import native
 from kvtiers.data.copier import CopyBatch, Direction, Marker, Ticket
 from kvtiers.data.copier_cuda import CudaCopier, CudaTuning
+from kvtiers.data.copier_cuda_check import check_copies
 from kvtiers.data.copier_cuda_make import make_cuda_copier
-from kvtiers.data.copier_cuda_routes import Route
+from kvtiers.data.copier_cuda_routes import (
+    MAX_MEASURE_SECONDS,
+    Route,
+    expected_routes,
+    measured_routes,
+)
 from kvtiers.data.copier_portable import PortableCopier
 from kvtiers.data.cuda_device import CudaDevice, find_device
 from kvtiers.data.slab import Slab
@@ -314,7 +320,7 @@ def test_measuring_gives_a_table_and_keeps_the_blocks(pinned: Pinned) -> None:
     [
         ("", "of this build: none in this build of kvtiers; of another: none"),
         ("cuModuleLoadData", "cuModuleLoadData: "),
-        ("cuLaunchKernel", "measuring the copies failed: cuLaunchKernel"),
+        ("cuLaunchKernel", "checking and measuring the copies failed: cuLaunchKernel"),
         ("none", "there is no device"),
     ],
 )
@@ -346,6 +352,112 @@ def test_kernels_that_do_not_fit_give_way_to_the_next(pinned: Pinned) -> None:
     copier.close()
 
 
+@pytest.mark.parametrize("what", [1, 2, 3, 4], ids=["gather", "scatter", "copies", "stray"])
+def test_a_device_that_copies_wrongly_is_found_out_before_it_is_used(
+    pinned: Pinned, what: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A byte flipped by a kernel or by a copy, or one written behind a payload."""
+    pinned[0].lib.fake_spoil(what)
+    copier = make(pinned)
+    assert isinstance(copier, PortableCopier)
+    assert "its copies failed their check: KV group 0: what" in caplog.text
+    assert pinned[0].lib.fake_live() == 0
+
+
+def test_the_check_keeps_the_blocks(pinned: Pinned) -> None:
+    fake, slab, memory = pinned
+    before = [array.copy() for array in memory]
+    copier = fake.copier(LAYOUT, [array.ctypes.data for array in memory], slab)
+    assert check_copies(copier, LAYOUT, slab) is None
+    for array, old in zip(memory, before, strict=True):
+        np.testing.assert_array_equal(array, old)
+
+
+def test_the_check_waits_for_the_engine_to_have_made_its_blocks() -> None:
+    """An engine's zeroing of new memory is work in its queue like any other."""
+    bench = Bench(Route.DMA)
+    for block in ALL:
+        bench.fill_block(block, block + 1)
+    assert check_copies(bench.copier, LAYOUT, bench.slab) is None
+    assert [bench.block(block) for block in ALL] == [{block + 1} for block in ALL]
+
+
+def test_without_room_to_check_there_is_no_trust() -> None:
+    fake = FakeDriver()
+    slab = Slab(2, slot_nbytes_for(LAYOUT.groups), pin="on", registrar=fake.registrar())
+    memory = [np.zeros(n, np.uint8) for n in LAYOUT.allocations]
+    assert isinstance(make((fake, slab, memory)), PortableCopier)
+    slab.close()
+
+
+def test_on_insists_and_off_does_without(pinned: Pinned) -> None:
+    fake, slab, memory = pinned
+    bases = [array.ctypes.data for array in memory]
+
+    def chosen(mode: str, device: CudaDevice | str = fake.device) -> object:
+        return make_cuda_copier(
+            LAYOUT, bases, slab, device, lambda: PortableCopier(LAYOUT, bases, slab), mode,
+            {"of this build": lambda: b"x"},
+        )  # fmt: skip
+
+    before = fake.calls("cuModuleLoadData")
+    assert isinstance(chosen("off"), PortableCopier)
+    assert fake.calls("cuModuleLoadData") == before
+    with pytest.raises(native.NativeModuleError, match=r"copy\.native: on.*there is no driver"):
+        chosen("on", "there is no driver")
+    copier = chosen("on")
+    assert isinstance(copier, CudaCopier)
+    copier.close()
+
+
+class SlowCopies:
+    """Copies that take a second for each of some kind, by a clock of their own."""
+
+    def __init__(self, seconds: dict[Route, float]) -> None:
+        self.now = 0.0
+        self.seconds = seconds
+        self.num_submitted = 0
+
+    def mark(self) -> Marker:
+        return Marker(1)
+
+    def submit_by(self, route: Route, direction: object, batch: object, after: object) -> Ticket:
+        self.now += self.seconds[route]
+        self.num_submitted += 1
+        return Ticket(self.num_submitted)
+
+    def wait(self, ticket: Ticket) -> None:
+        pass
+
+    def done(self, ticket: Ticket) -> bool:
+        return True
+
+
+def test_measuring_ends_in_time_on_a_slow_link(caplog: pytest.LogCaptureFixture) -> None:
+    layout = make_layout(512, [[96, 640]] * 3)
+    for seconds in (0.2, 5.0):
+        slow = SlowCopies(dict.fromkeys(Route, seconds))
+        table = measured_routes(slow, layout, 512, lambda slow=slow: slow.now)
+        assert slow.now < MAX_MEASURE_SECONDS + seconds + 0.001
+        assert "cut short" in caplog.text
+        assert table.rows == expected_routes(layout).rows
+        caplog.clear()
+
+
+def test_what_was_measured_in_time_counts(caplog: pytest.LogCaptureFixture) -> None:
+    quick = {Route.DMA: 0.03, Route.DIRECT: 0.02, Route.STAGED: 0.01}
+    slow = SlowCopies(quick)
+    table = measured_routes(slow, LAYOUT, NUM_BLOCKS, lambda: slow.now)
+    assert all(row == ((1, Route.STAGED),) for row in table.rows.values())
+    assert not caplog.records
+    slow = SlowCopies(quick | {Route.DIRECT: 0.0099})
+    table = measured_routes(slow, LAYOUT, NUM_BLOCKS, lambda: slow.now)
+    assert all(row == ((1, Route.DIRECT),) for row in table.rows.values())
+    slow = SlowCopies(dict.fromkeys(Route, 0.01) | {Route.DMA: 0.0109})
+    table = measured_routes(slow, LAYOUT, NUM_BLOCKS, lambda: slow.now)
+    assert all(row == ((1, Route.DMA),) for row in table.rows.values())
+
+
 def test_a_pageable_slab_falls_back(caplog: pytest.LogCaptureFixture) -> None:
     slab = Slab(NUM_BLOCKS, slot_nbytes_for(LAYOUT.groups), pin="off")
     memory = [np.zeros(n, np.uint8) for n in LAYOUT.allocations]
@@ -360,13 +472,16 @@ ALL = list(range(NUM_BLOCKS))
 BACKWARDS = ALL[::-1]
 
 
-def gather_all(route: Route, order: tuple[int, ...], forget: int) -> tuple[bool, int]:
+def gather_all(
+    route: Route, order: tuple[int, ...], forget: int = -1, forget_record: int = -1
+) -> tuple[bool, int]:
     """Offload what the engine is about to write; return whether it is right, and how many waits."""
     bench = Bench(route)
     for block in ALL:
         bench.fill_block(block, block + 1)
     marker = bench.copier.mark()
     bench.fake.lib.fake_forget_wait(forget)
+    bench.fake.lib.fake_forget_record(forget_record)
     ticket = bench.submit(GATHER, ALL, BACKWARDS, marker)
     num_waits = bench.fake.lib.fake_num_waits()
     while not bench.copier.done(ticket):
@@ -376,7 +491,9 @@ def gather_all(route: Route, order: tuple[int, ...], forget: int) -> tuple[bool,
     return right, num_waits
 
 
-def scatter_all(route: Route, order: tuple[int, ...], forget: int) -> tuple[bool, int]:
+def scatter_all(
+    route: Route, order: tuple[int, ...], forget: int = -1, forget_record: int = -1
+) -> tuple[bool, int]:
     """Reload into what the engine is about to read a last time."""
     bench = Bench(route)
     read = [np.full(GROUP.payload_nbytes, 255, np.uint8) for _ in ALL]
@@ -385,6 +502,7 @@ def scatter_all(route: Route, order: tuple[int, ...], forget: int) -> tuple[bool
         bench.read_block(block, read[block])
     marker = bench.copier.mark()
     bench.fake.lib.fake_forget_wait(forget)
+    bench.fake.lib.fake_forget_record(forget_record)
     ticket = bench.submit(SCATTER, ALL, BACKWARDS, marker)
     num_waits = bench.fake.lib.fake_num_waits()
     while not bench.copier.done(ticket):
@@ -408,6 +526,30 @@ def test_every_wait_is_needed_and_together_they_suffice(route: Route, play: obje
     for wait in range(expected):
         outcomes = [play(route, order, wait)[0] for order in ORDERS]
         assert not all(outcomes), f"nothing is lost without wait {wait}"
+
+
+def right_without(
+    play: Callable[..., tuple[bool, int]], route: Route, order: tuple[int, ...], record: int
+) -> bool:
+    try:
+        return play(route, order, forget_record=record)[0]
+    except RuntimeError:  # the driver found out
+        return False
+
+
+@each_route
+@pytest.mark.parametrize("play", [gather_all, scatter_all])
+def test_every_record_is_needed(route: Route, play: object) -> None:
+    """But for what is there to be timed, and that the last buffers are empty, which nobody asks."""
+    assert callable(play)
+    num_records = 2 if route is not Route.STAGED else 2 + 2 * NUM_BLOCKS
+    needless = {
+        record
+        for record in range(num_records)
+        if all(right_without(play, route, order, record) for order in ORDERS)
+    }
+    emptied = {2 + 2 * block for block in ALL[-4:]} if route is Route.STAGED else set()
+    assert needless == {0} | emptied
 
 
 @each_direction
@@ -468,6 +610,23 @@ def test_an_old_marker_still_orders(route: Route, direction: Direction) -> None:
     assert not bench.copier.done(ticket)
     bench.copier.wait(ticket)
     assert bench.slot(0) == bench.block(0) == ({9} if direction is GATHER else {7})
+
+
+@each_route
+@each_direction
+def test_a_copys_time_is_its_own_and_not_its_wait_for_the_engine(
+    route: Route, direction: Direction
+) -> None:
+    """The engine's work takes a second here, a copy or a kernel a millisecond."""
+    bench = Bench(route)
+    bench.submit(direction, [7], [7])  # in the same streams, and not to be counted
+    bench.fill_block(5, 1)
+    ticket = bench.submit(direction, [0, 1, 2], [3, 4, 5], bench.copier.mark())
+    bench.run(4, 3, 2, 1)  # what need not wait goes ahead
+    bench.run(4, 3, 2, 1, 0)
+    assert bench.copier.done(ticket)
+    pieces = {Route.DMA: 3 * len(GROUP.runs), Route.DIRECT: 1, Route.STAGED: 6}
+    assert bench.copier.seconds(ticket) == pytest.approx(pieces[route] / 1e3, rel=0.4)
 
 
 def test_work_behind_the_marker_is_not_waited_for() -> None:

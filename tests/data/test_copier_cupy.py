@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +33,39 @@ def test_flat_arrays_have_an_address(found: Any) -> None:
 def test_what_is_not_flat_is_refused(strides: tuple[int, int]) -> None:
     with pytest.raises(LayoutError, match="not flat"):
         flat_address(array((3, 5), strides))
+
+
+class DlpackOnly:
+    """An array on a device that says no more than DLPack asks for."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, **options: object) -> object:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_arrays_that_speak_dlpack_only_are_taken_over_by_a_library_that_is_there(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[object] = []
+
+    def from_dlpack(one: object) -> Any:
+        taken.append(one)
+        return array((3, 5))
+
+    monkeypatch.setitem(sys.modules, library, SimpleNamespace(from_dlpack=from_dlpack))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == library or None)
+    one = DlpackOnly()
+    assert flat_address(one) == (4096, 30)
+    assert taken == [one]
+
+
+def test_without_such_a_library_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LayoutError, match="CuPy or torch must be installed"):
+        flat_address(DlpackOnly())
 
 
 def test_what_is_in_host_memory_is_refused() -> None:

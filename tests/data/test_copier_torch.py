@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from kvtiers.data import copier_torch
 from kvtiers.data.copier import CopyBatch, Direction, Marker, Ticket
 from kvtiers.data.copier_torch import TorchCopier
-from kvtiers.data.copier_torch_pin import TorchRegistrar, registrar_of
+from kvtiers.data.copier_torch_pin import TorchRegistrar
 from kvtiers.data.slab import Slab
 from kvtiers.model.errors import LayoutError, ProtocolError
 from kvtiers.model.frame import FrameFormat, slot_nbytes_for
@@ -369,5 +369,46 @@ def test_what_the_runtime_refuses_is_an_oserror_with_its_reason() -> None:
         locking.unregister(4096)
 
 
-def test_memory_for_the_cpu_is_not_page_locked(bench: Bench) -> None:
-    assert registrar_of(bench.memory) is None
+@pytest.mark.parametrize("direction", Direction)
+def test_a_copys_time_is_its_own_and_not_its_wait_for_the_engine(
+    bench: Bench, direction: Direction
+) -> None:
+    """An item of a queue is a millisecond here."""
+    for _ in range(100):
+        bench.engine(lambda: None)
+    marker = bench.copier.mark()
+    ticket = bench.submit(direction, [0, 1], [2, 3], marker)
+    assert not bench.copier.done(ticket)
+    assert bench.copier.seconds(ticket) is None
+    bench.copier.wait(ticket)
+    assert bench.cuda.milliseconds > 100
+    assert bench.copier.done(ticket)
+    seconds = bench.copier.seconds(ticket)
+    assert seconds is not None
+    assert 0.002 <= seconds < 0.02
+
+
+def test_on_the_cpu_the_callers_clock_knows_what_a_copy_took() -> None:
+    memory = [torch.zeros(n, dtype=torch.uint8) for n in LAYOUT.allocations]
+    slab = Slab(NUM_SLOTS, slot_nbytes_for(LAYOUT.groups), pin="off")
+    copier = TorchCopier(LAYOUT, memory, slab)
+    ticket = copier.submit(GATHER, CopyBatch(0, int64s([0]), int64s([0])), copier.mark())
+    assert copier.done(ticket)
+    assert copier.seconds(ticket) is None
+
+
+def test_an_engine_of_another_library_is_waited_for_on_its_own_stream() -> None:
+    bench = Bench()
+    other = bench.cuda.Stream()
+    bench.cuda.ExternalStream = lambda handle, device: {77: other}[handle]
+    copier = TorchCopier(
+        LAYOUT, bench.memory, bench.slab, cuda=bench.cuda, engine_stream=lambda: 77
+    )
+    other.put(lambda: bench.write_block(2, 9))
+    ticket = copier.submit(GATHER, CopyBatch(0, int64s([2]), int64s([4])), copier.mark())
+    for stream in bench.cuda.streams:
+        if stream is not other:
+            stream.run()
+    assert not copier.done(ticket)
+    copier.wait(ticket)
+    assert bench.slot(4) == {9}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import mmap
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kvtiers.data import slab as slab_module
 from kvtiers.data.host_memory import available_memory
 from kvtiers.data.slab import PinMode, Registrar, Slab
 from kvtiers.model.errors import CapacityError, ProtocolError, TransferError
@@ -228,6 +230,55 @@ def test_off_registers_nothing() -> None:
 def test_unknown_pin_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="'maybe'"):
         make(None, "maybe")  # type: ignore[arg-type]
+
+
+def test_pages_are_asked_for_in_the_devices_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they are page-locked, which brings them into being where they then stay."""
+    order: list[object] = []
+    monkeypatch.setattr(slab_module, "prefer_node", lambda *range_: order.append(range_))
+    registrar = FakeRegistrar()
+    monkeypatch.setattr(registrar, "register", lambda *range_: order.append("locked"))
+    monkeypatch.setattr(registrar, "unregister", lambda address: None)
+    slab = Slab(4, PAGE, pin="on", registrar=registrar, numa_node=1)
+    assert order == [(slab.address, slab.nbytes, 1), "locked"]
+    slab.close()
+
+
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not THP.exists(), reason="a kernel without transparent huge pages")
+def test_huge_pages_are_asked_for() -> None:
+    slab = Slab(64, MIB, pin="off")
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.startswith(f"{slab.address:x}-"))
+    flags = next(line for line in lines if line.startswith("VmFlags:"))
+    assert "hg" in flags.split()
+    slab.close()
+
+
+def policy_of(address: int) -> str:
+    """The line that the kernel has on a mapping."""
+    lines = Path("/proc/self/numa_maps").read_text().splitlines()
+    return next(line for line in lines if int(line.split()[0], 16) == address)
+
+
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="a kernel without nodes")
+def test_the_kernel_takes_the_wish_for_a_node() -> None:
+    slab = Slab(64, MIB, pin="off", numa_node=0)
+    assert re.search(r"prefer[^ ]*:0", policy_of(slab.address))
+    slab.view(0)[0] = 1
+    slab.close()
+
+
+def test_a_node_that_is_not_there_costs_a_warning_at_most(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for node in (700, 5000, -1):
+        slab = Slab(4, PAGE, pin="off", numa_node=node)
+        slab.view(3)[:] = bytes(PAGE)
+        slab.close()
+    assert "memory of node 700" in caplog.text
 
 
 def write(root: Path, files: dict[str, str]) -> tuple[Path, Path]:

@@ -19,6 +19,7 @@ from kvtiers import native
 from kvtiers.data.copier import Copier, CopyBatch, Direction
 from kvtiers.data.copier_cuda import CudaCopier
 from kvtiers.data.copier_cuda_routes import Route, RouteTable, expected_routes
+from kvtiers.data.copier_device import DeviceMedia
 from kvtiers.data.copier_torch import TorchCopier
 from kvtiers.data.copier_torch_pin import TorchRegistrar
 from kvtiers.data.cuda_device import CudaDevice, find_device
@@ -239,6 +240,46 @@ def test_copies_and_capture_leave_each_other_alone() -> None:
     assert static[0] == 2
     expected = payload(memory, layout.groups[0], 3)
     np.testing.assert_array_equal(gathered(slab, 3, layout.groups[0]), expected)
+    copier.close()
+    slab.close()
+
+
+@pytest.mark.skipif(not native.available() or not native.kernels(), reason="built without kernels")
+def test_an_engines_tensors_get_the_cuda_copier_once_it_is_checked() -> None:
+    layout = LAYOUTS["wide"]
+    memory = random_memory(layout)
+    before = [flat.clone() for flat in memory]
+    media = DeviceMedia(layout, memory, "on")
+    slab = media.make_slab(64, slot_nbytes_for(layout.groups), "on")
+    copier = media.make_copier(slab)
+    assert isinstance(copier, CudaCopier)
+    print(copier.routes.describe())
+    torch.cuda.synchronize()
+    for flat, old in zip(memory, before, strict=True):
+        assert torch.equal(flat, old)
+    copier.close()
+    slab.close()
+
+
+@each_kind
+def test_a_copys_time_is_its_own_and_not_its_wait_for_the_engine(kind: str) -> None:
+    layout = make_layout(8, [[2**20]])
+    memory = random_memory(layout)
+    slab = make_slab(layout, 8)
+    copier = make_copier(kind, layout, memory, slab)
+    batch = CopyBatch(0, int64s(range(8)), int64s(range(8)))
+    for direction in Direction:
+        copy(copier, direction, 0, range(8), range(8))  # what is slow for the first time
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        torch.cuda._sleep(200_000_000)  # about 0.1 s
+        ticket = copier.submit(direction, batch, copier.mark())
+        copier.wait(ticket)
+        waited = time.perf_counter() - started
+        assert copier.done(ticket)
+        seconds = copier.seconds(ticket)
+        assert seconds is not None
+        assert 0 < seconds < waited / 2
     copier.close()
     slab.close()
 

@@ -23,8 +23,9 @@ from kvtiers.model.layout import KVLayout
 logger = logging.getLogger(__name__)
 
 UNTRIED = (
-    "vLLM on a GPU: kvtiers copies through torch here, which its authors have tested without an "
-    "engine only; vLLM on a GPU has not been run with kvtiers. Check answers before you rely on it"
+    "vLLM on a GPU has not been run with kvtiers: its CUDA copies are checked at start, and were "
+    "tested on a pretended device; those through torch on a GPU, without an engine. Check answers "
+    "before you rely on it"
 )
 
 

@@ -1,0 +1,122 @@
+"""vLLM through `CudaCopier`, on CPU tensors and a pretended driver: a GPU's path without one."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from kvtiers.observe.metrics import BLOCKS_RELOADED
+
+from .answers import differences, random_prompt
+from .harness import Engine, EngineOptions, Engines
+from .scenarios import SCENARIOS, SMALL_HYBRID_POOL, SMALL_POOL, References
+from .tiers import Tiers, dram, tiered
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+CHOSEN = [s for s in SCENARIOS if s.name in ("long prompt again", "preemption", "block boundaries")]
+
+
+def fake_driver() -> ModuleType:
+    """The module of the tests of copiers."""
+    path = Path(__file__).parents[1] / "data" / "fake_driver.py"
+    spec = importlib.util.spec_from_file_location("fake_driver_of_e2e", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let tensors of the CPU pass for a GPU's, and a library of the tests for its driver."""
+    from kvtiers.data import copier_cuda_make, copier_device  # noqa: PLC0415
+    from kvtiers.data.cuda_device import find_device  # noqa: PLC0415
+    from kvtiers.engines.vllm import worker_side  # noqa: PLC0415
+
+    module = fake_driver()
+    if module.missing:
+        pytest.skip(module.missing)
+    engines.shutdown()  # the one that runs has another copier, maybe under the same options
+    module.FakeDriver()
+    library = str(module.library())
+    place = SimpleNamespace(cuda=0, current_stream=lambda: 0)
+    monkeypatch.setattr(worker_side, "device_type", lambda kv_caches: "cuda")
+    monkeypatch.setattr(copier_device, "place_of", lambda arrays, stream: place)
+    monkeypatch.setattr(
+        copier_device, "flat_addresses", lambda layout, arrays: [a.data_ptr() for a in arrays]
+    )
+    monkeypatch.setattr(
+        copier_device, "find_device", lambda number, stream, _: find_device(number, stream, library)
+    )
+    kernels = {"of the tests": lambda: module.KERNELS}
+    monkeypatch.setattr(copier_cuda_make, "compiled_here", lambda device: kernels)
+    yield
+    engines.shutdown()
+
+
+def start(engines: Engines, options: EngineOptions, **sections: object) -> tuple[Engine, Tiers]:
+    """Return an engine whose copier is CUDA's, and its tiers."""
+    from kvtiers.data.copier_cuda import CudaCopier  # noqa: PLC0415
+
+    sections = {"copy": {"native": "on"}, **sections}
+    engine = engines.get(tiered(options, dram(**sections)))
+    tiers = Tiers(engine)
+    assert isinstance(tiers.worker._executor._executor._shop.copier, CudaCopier)
+    return engine, tiers
+
+
+@pytest.mark.parametrize("sync_below", ["1s", "0ms"], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "pool", [SMALL_POOL, SMALL_HYBRID_POOL], ids=["one KV group", "two KV groups"]
+)
+def test_the_same_tokens_as_without_kvtiers(
+    engines: Engines, references: References, pool: EngineOptions, sync_below: str
+) -> None:
+    expected = {scenario: references.answers(scenario, pool) for scenario in CHOSEN}
+    engine, tiers = start(engines, pool, reload={"sync_below": sync_below})
+    for scenario in CHOSEN:
+        engine.clear()
+        before = tiers.count(BLOCKS_RELOADED, "dram")
+        assert not differences(expected[scenario], scenario.drive(engine)), scenario
+        assert tiers.count(BLOCKS_RELOADED, "dram") > before, scenario
+        tiers.assert_at_rest()
+
+
+def test_reloaded_blocks_are_bit_exact_by_every_route(engines: Engines) -> None:
+    import torch  # noqa: PLC0415
+
+    from kvtiers.data.copier_cuda_routes import Route, RouteTable  # noqa: PLC0415
+
+    engine, tiers = start(engines, SMALL_POOL)
+    copier = tiers.worker._executor._executor._shop.copier
+    for seed, route in enumerate(Route):
+        copier.routes = RouteTable(dict.fromkeys(copier.routes.rows, ((1, route),)))
+        prompt = random_prompt(15 * SMALL_POOL.block_size + 3, seed=19 + seed)
+        engine.generate([prompt])
+        computed = engine.inside.kv_of_prompt(prompt)
+        assert engine.reset_prefix_cache()
+        engine.inside.spoil_kv()
+        before = tiers.reloaded_tokens()
+        engine.generate([prompt])
+        assert tiers.reloaded_tokens() - before == 15 * SMALL_POOL.block_size
+        reloaded = engine.inside.kv_of_prompt(prompt)
+        assert computed.keys() == reloaded.keys()
+        for layer, blocks in computed.items():
+            assert torch.equal(blocks, reloaded[layer]), (route, layer)
+
+
+def test_the_start_says_that_no_gpu_has_run_it(
+    engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "kvtiers"):
+        start(engines, SMALL_POOL)
+    said = [record.getMessage() for record in caplog.records]
+    assert any("copying by CUDA kernels and DMA: group 0" in text for text in said)
+    assert any("has not been run with kvtiers" in text for text in said)
