@@ -37,10 +37,17 @@ class Backlog:
         self._num_ended = 0
         self._first_tokens: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self._in_step: set[str] = set()
+        self._waiting: set[str] = set()
 
     def now(self, prefill: PrefillModel) -> EngineLoad:
         """Return what the engine does at this moment."""
-        return EngineLoad(self.seconds(prefill), computes=bool(self._in_step))
+        return EngineLoad(
+            self.seconds(prefill), computes=bool(self._in_step), num_waiting=len(self._waiting)
+        )
+
+    def arrived(self, request_id: str) -> None:
+        """Note a request that waits for its admission, for the first time or once more."""
+        self._waiting.add(request_id)
 
     def seconds(self, prefill: PrefillModel) -> float:
         """Return how long the device works on what it can begin with now."""
@@ -55,6 +62,7 @@ class Backlog:
         self, request_id: str, num_tokens: int, num_computed: int, *, loading: bool
     ) -> None:
         """Take a prompt in."""
+        self._waiting.discard(request_id)
         # The last token is computed in any case.
         self._prefills[request_id] = _Prefill(
             num_tokens, min(num_computed, num_tokens - 1), loading
@@ -70,6 +78,7 @@ class Backlog:
     def scheduled(self, num_computed_tokens: Mapping[str, int]) -> None:
         """Note that a step begins, and what of each request in it is computed once it is done."""
         self._in_step = set(num_computed_tokens)
+        self._waiting -= self._in_step  # an engine may admit without asking
         if not num_computed_tokens:
             return
         self._num_scheduled += 1
@@ -93,7 +102,8 @@ class Backlog:
         """Whether a step that runs brings a request's first token."""
         return any(request_id == awaited for _, awaited in self._first_tokens)
 
-    def left(self, request_id: str) -> None:
-        """Forget a request: it is over, or was preempted."""
+    def left(self, request_id: str, *, waits_again: bool = False) -> None:
+        """Forget a request: it is over, or was preempted and waits."""
         self._prefills.pop(request_id, None)
         self._in_step.discard(request_id)
+        (self._waiting.add if waits_again else self._waiting.discard)(request_id)

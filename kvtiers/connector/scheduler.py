@@ -105,6 +105,7 @@ class SchedulerConnector:
         """Note a new request, long before its admission."""
         state = self._state(request_id, hashes)
         state.derive_keys(self.shape.hashes_per_block)
+        self._backlog.arrived(request_id)
         self.controller.arrived(state.keys, self._clock())
         self.lasting.ask(self.controller)
 
@@ -242,7 +243,7 @@ class SchedulerConnector:
                 offer_all(self.controller, self.counters, state)
                 state.lose_blocks()
                 controller.preempted(request_id)
-                self._left(request_id)
+                self._left(request_id, again=True)
         self._offer_ended()
         controller.hold_before()
         controller.overwritten(step.overwritten)
@@ -379,9 +380,9 @@ class SchedulerConnector:
         for state in self._requests.values():
             state.offer_again()
 
-    def _left(self, request_id: str) -> None:
+    def _left(self, request_id: str, *, again: bool = False) -> None:
         """Note that a request's prefill is over, or begins anew."""
-        self._backlog.left(request_id)
+        self._backlog.left(request_id, waits_again=again)
         if not self._backlog.awaits(request_id):
             self._accounts.ended(request_id)
 

@@ -34,10 +34,12 @@ class EngineLoad:
     Attributes:
         busy_seconds: for how long the device has work with prompts that were admitted already.
         computes: whether it runs steps, of prompts or of those that generate.
+        num_waiting: requests that were not admitted yet, whoever is asked about among them.
     """
 
     busy_seconds: float = 0.0
     computes: bool = False
+    num_waiting: int = 0
 
 
 class Outlook:
@@ -99,6 +101,7 @@ class Outlook:
             windows=self._windows,
             frames=self._settings.frames,
             overlaps=overlaps and at_hand(),
+            num_waiting=max(0, engine.num_waiting - 1),
             num_running=len(self.running),
         )
 

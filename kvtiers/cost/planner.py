@@ -69,6 +69,10 @@ class Prompt:
         frames: how blocks come from stores.
         overlaps: whether the load may run within the step that computes the rest, where the
             engine can do that at all (`PlanPolicy.num_load_stages`).
+        num_waiting: requests behind this one that the engine has not asked about yet. It asks while
+            a step has tokens left: each step that this one fills keeps all of them from loading
+            and from computing, and counts. In bursts of prompts longer than a step, plans that
+            do not know of them take up to half as long again (`tests/cost/test_regret.py`).
         num_running: other requests that compute in every step. What a step waits for a load, they
             wait too; if there are none, one that may come counts half.
     """
@@ -85,6 +89,7 @@ class Prompt:
     windows: tuple[WindowKV, ...] = ()
     frames: Frames = PIPED
     overlaps: bool = True
+    num_waiting: int = 0
     num_running: int = 0
 
     def after(self, num_blocks: int, stalled_seconds: float) -> Prompt:
@@ -208,10 +213,9 @@ def plan_reload(
     loads[1:] += prompt.stalled_seconds
     noticed = loads.copy()
     noticed[1:] += np.where(quick, 0.0, prompt.notice_seconds)
-    rest, first_step = _rest_seconds(len(sources), prompt, prefill)
+    computing = _computing(len(sources), prompt, prefill)
     busiest_link = of_prefixes.busiest_link_seconds(links)
-    computing = rest, first_step, busiest_link, prompt
-    times, in_step = _best_times(noticed, loads, *computing, policy)
+    times, in_step = _best_times(noticed, loads, computing, busiest_link, prompt, policy)
     loads = np.where(in_step, loads, noticed)
     allowed = valid.copy()
     allowed[0] = True
@@ -230,16 +234,29 @@ def plan_reload(
         reason=reason,
         auto_num_blocks=auto,
         auto_seconds=float(times.ttft[auto]),
-        compute_seconds=float(rest[num_blocks]),
+        compute_seconds=float(computing.rest[num_blocks]),
         in_step=bool(in_step[num_blocks]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Computing:
+    """Seconds of computation, for every number of reloaded blocks.
+
+    Attributes:
+        rest: all that is left to compute. first_step: the first step of it.
+        full_steps: of `rest`, steps that have no tokens left for others.
+    """
+
+    rest: Float64s
+    first_step: Float64s
+    full_steps: Float64s
 
 
 def _best_times(
     noticed: Float64s,
     loads: Float64s,
-    rest: Float64s,
-    first_step: Float64s,
+    computing: _Computing,
     busiest_link: Float64s,
     prompt: Prompt,
     policy: PlanPolicy,
@@ -250,7 +267,7 @@ def _best_times(
     Args:
         noticed: what loads take before the step, until somebody notices. loads: within it.
     """
-    situation = rest, first_step, busiest_link, prompt, policy.objective
+    situation = computing, busiest_link, prompt, policy.objective
     before = _times(noticed, *situation, num_stages=1)
     if policy.num_load_stages == 1 or not prompt.overlaps:
         return before, np.zeros(len(loads), np.bool_)
@@ -266,8 +283,7 @@ def _best_times(
 
 def _times(
     loads: Float64s,
-    rest: Float64s,
-    first_step: Float64s,
+    computing: _Computing,
     busiest_link: Float64s,
     prompt: Prompt,
     objective: Objective,
@@ -275,40 +291,43 @@ def _times(
     num_stages: int,
 ) -> _Times:
     """Return what loading in some stages within the first step takes; 1: before it."""
-    ttft = _ttft_seconds(loads, rest, first_step, prompt, num_stages)
+    ttft = _ttft_seconds(loads, computing, prompt, num_stages)
     stalled = np.zeros_like(loads)
     if num_stages > 1:
-        stalled = np.maximum(loads / num_stages, loads - first_step * (1.0 - 1.0 / num_stages))
+        stalled = np.maximum(
+            loads / num_stages, loads - computing.first_step * (1.0 - 1.0 / num_stages)
+        )
     scores = ttft
     if prompt.others_ready_seconds:
         # A step that waits for a load has the device from the start.
         ready = loads if num_stages == 1 else np.zeros_like(loads)
         scores = ttft + delay_seconds(ready, ttft, prompt)
+    scores = scores + prompt.num_waiting * computing.full_steps
     worth = scores + max(_ONE_THAT_MAY_COME, prompt.num_running) * stalled
     if objective is not Objective.TTFT:
-        busiest = np.maximum(rest + stalled, busiest_link)
+        busiest = np.maximum(computing.rest + stalled, busiest_link)
         both = objective is Objective.BALANCED
         scores = 0.5 * (scores + busiest) if both else busiest
         worth = 0.5 * (worth + busiest) if both else busiest
     return _Times(ttft, scores, worth)
 
 
-def _rest_seconds(
-    num_blocks: int, prompt: Prompt, prefill: PrefillModel
-) -> tuple[Float64s, Float64s]:
-    """Return the seconds to compute what m reloaded blocks leave, for m from 0 to num_blocks,
-    and those of the first step of it.
+def _computing(num_blocks: int, prompt: Prompt, prefill: PrefillModel) -> _Computing:
+    """Return the seconds to compute what m reloaded blocks leave, for m from 0 to num_blocks.
 
     An engine computes at least the last token, whose logits it needs.
     """
     cached = (prompt.num_local_blocks + np.arange(num_blocks + 1)) * prompt.block_size
     context = np.minimum(cached, prompt.num_tokens - 1)
     new = prompt.num_tokens - context
-    return prefill.seconds(new, context), prefill.first_step_seconds(new, context)
+    rest = prefill.seconds(new, context)
+    in_full_steps = new - new % prefill.max_tokens_per_step
+    first_step = prefill.first_step_seconds(new, context)
+    return _Computing(rest, first_step, rest * (in_full_steps / new))
 
 
 def _ttft_seconds(
-    loads: Float64s, rest: Float64s, first_step: Float64s, prompt: Prompt, num_stages: int
+    loads: Float64s, computing: _Computing, prompt: Prompt, num_stages: int
 ) -> Float64s:
     """Return the times to the first token.
 
@@ -318,10 +337,11 @@ def _ttft_seconds(
     (``X / S + C``); the last part came and the last stage followed (``X + C / S``). In between
     neither can be the latest. With one stage that is load, then compute.
     """
+    first_step = computing.first_step
     first_part = loads / num_stages + first_step
     last_part = loads + first_step / num_stages
     end = np.maximum(np.maximum(first_part, last_part), prompt.wait_seconds + first_step)
-    return np.asarray(end + (rest - first_step))
+    return np.asarray(end + (computing.rest - first_step))
 
 
 def delay_seconds(ready: Float64s, end: Float64s, prompt: Prompt) -> Float64s:

@@ -72,3 +72,25 @@ def test_engine_that_never_tells_of_its_steps_costs_bounded_memory():
         backlog.scheduled({str(i): 10})
     assert not backlog.awaits("0")
     assert backlog.awaits("9999")
+
+
+def test_requests_wait_until_they_are_admitted_and_again_after_a_preemption():
+    backlog = Backlog()
+
+    def num_waiting() -> int:
+        return backlog.now(SPEED).num_waiting
+
+    for name in "abcd":
+        backlog.arrived(name)
+    backlog.arrived("a")  # said twice
+    assert num_waiting() == 4
+    backlog.admitted("a", 64, 0, loading=False)
+    backlog.scheduled({"a": 64, "b": 64})  # b without a question
+    assert num_waiting() == 2
+    backlog.left("c")  # aborted in the queue
+    assert num_waiting() == 1
+    backlog.left("a", waits_again=True)
+    assert num_waiting() == 2
+    backlog.left("a")
+    backlog.left("d")
+    assert num_waiting() == 0

@@ -400,3 +400,26 @@ def test_offloads_beside_a_load_of_another_connector_that_failed_are_not_served(
     told.connector.finished("a", [[100, 101, 102, 103]])
     told.answer(told.step())
     assert told.connector.reloadable("b", told.hashes(4), 65, 0) == Reload(0, asynchronous=False)
+
+
+def test_plan_counts_those_that_wait_behind_a_request(monkeypatch):
+    told = Told()
+    told.store(4)
+    seen = []
+    plan = told.connector.controller.cost.plan
+
+    def spy(sources, valid, prompt):
+        seen.append(prompt.num_waiting)
+        return plan(sources, valid, prompt)
+
+    monkeypatch.setattr(told.connector.controller.cost, "plan", spy)
+    for name in "abc":
+        told.connector.arrived(name, told.hashes(4))
+    taken = told.connector.reloadable("a", told.hashes(4), 65, 0)
+    told.connector.allocated("a", [[1, 2, 3, 4, 5]], 0, taken)
+    told.connector.reloadable("b", told.hashes(4), 65, 0)
+    told.connector.finished("c", ([],))
+    told.step({"a": 65})
+    told.connector.arrived("d", told.hashes(4))
+    told.connector.reloadable("d", told.hashes(4), 65, 0)
+    assert seen == [2, 1, 1]

@@ -136,6 +136,89 @@ def test_a_burst_of_requests_that_ignore_each_other_would_lose():
     assert world.mean_ttft(32_768, world.burst(32_768, 16)) <= loading
 
 
+class Queue:
+    """Requests that an engine asks about one after another, while its steps have tokens left: one
+    that computes keeps all behind it waiting for as long as it fills steps."""
+
+    def __init__(self, world: World, num_tokens: int, step_tokens: int) -> None:
+        self.world, self.num_tokens = world, num_tokens
+        self.prefill = PrefillModel(0.005, 5e14, FALLBACK_SHAPE, step_tokens)
+        self.step_tokens = step_tokens
+        self.now = self.link_free_at = self.device_free_at = 0.0
+        self.loads: list[tuple[float, float]] = []  # when each is done, and what it computes then
+        self.ends: list[float] = []
+
+    def mean_ttft(self, num_requests: int, *, fixed: int | None = None, told: bool = True) -> float:
+        for left in reversed(range(num_requests)):
+            self._serve_loads(self.now)
+            waiting = left if told else 0
+            self._begin(self._plan(waiting) if fixed is None else fixed)
+        self._serve_loads(float("inf"))
+        return statistics.fmean(self.ends)
+
+    def _plan(self, num_waiting: int) -> int:
+        world, links = self.world, self.world.links()
+        queued = max(0.0, self.link_free_at - self.now) * world.gigabytes_per_second * 1e9
+        links.submitted(read_link("disk"), int(queued))
+        num_blocks = self.num_tokens // BLOCK_SIZE
+        prompt = Prompt(
+            self.num_tokens,
+            0,
+            BLOCK_SIZE,
+            BLOCK_NBYTES,
+            max(0.0, self.device_free_at - self.now),
+            others_ready_seconds=tuple(max(0.0, at - self.now) for at, _ in self.loads),
+            num_waiting=num_waiting,
+        )
+        sources, valid = np.ones(num_blocks, np.uint8), np.ones(num_blocks + 1, bool)
+        return plan_reload(sources, valid, prompt, links, self.prefill, EAGER).num_blocks
+
+    def _begin(self, num_blocks: int) -> None:
+        context = min(num_blocks * BLOCK_SIZE, self.num_tokens - 1)
+        rest = self.num_tokens - context
+        seconds = float(self.prefill.seconds([rest], [context])[0])
+        if num_blocks:
+            per_block = BLOCK_NBYTES / (self.world.gigabytes_per_second * 1e9) + 2e-5
+            self.link_free_at = max(self.link_free_at, self.now) + num_blocks * per_block
+            self.loads.append((self.link_free_at, seconds))
+            return
+        begins = max(self.now, self.device_free_at)
+        self.device_free_at = begins + seconds
+        self.ends.append(self.device_free_at)
+        filled = rest - rest % self.step_tokens
+        self.now = max(self.now, begins + seconds * filled / rest)
+
+    def _serve_loads(self, until: float) -> None:
+        self.loads.sort()
+        while self.loads and max(self.loads[0][0], self.device_free_at) <= until:
+            ready, seconds = self.loads.pop(0)
+            self.device_free_at = max(self.device_free_at, ready) + seconds
+            self.ends.append(self.device_free_at)
+
+
+class TestQueue:
+    """Bursts of prompts that fill several steps."""
+
+    @pytest.mark.parametrize("num_requests", [1, 2, 4, 8, 64])
+    @pytest.mark.parametrize("bandwidth", [0.5, 2.0, 3.5, 5.0, 12.0, 30.0])
+    @pytest.mark.parametrize("num_tokens", [8192, 32_768])
+    def test_a_burst_loses_at_most_five_percent(self, num_tokens, bandwidth, num_requests):
+        def mean_ttft(**how: int) -> float:
+            return Queue(World(bandwidth), num_tokens, 4096).mean_ttft(num_requests, **how)
+
+        pure = [mean_ttft(fixed=m) for m in (0, num_tokens // BLOCK_SIZE)]
+        assert mean_ttft() <= 1.05 * min(pure)
+
+    @pytest.mark.parametrize("bandwidth", [3.0, 3.5, 4.0])
+    def test_plans_that_know_who_waits_use_link_and_device_at_once(self, bandwidth):
+        """Loading takes as long as computing: each alone leaves half of the machine idle."""
+        worlds = [Queue(World(bandwidth), 8192, 4096) for _ in range(3)]
+        pure = [worlds[0].mean_ttft(8, fixed=0), worlds[1].mean_ttft(8, fixed=512)]
+        assert worlds[2].mean_ttft(8) < 0.8 * min(pure)
+        blind = Queue(World(bandwidth), 8192, 4096).mean_ttft(8, told=False)
+        assert blind > 0.95 * min(pure)
+
+
 @pytest.mark.parametrize(("policy", "most"), [(EAGER, 1.05), (PlanPolicy(), 1.055)])
 @pytest.mark.parametrize("notice", [0.0, 0.002, 0.02])
 def test_what_noticing_takes_tips_the_balance_where_it_should(notice, policy, most):
