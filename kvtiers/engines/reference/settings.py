@@ -93,7 +93,7 @@ class EngineSettings:
 
     def _check_longest(self) -> None:
         """Refuse a pool in which the longest sequence could never run, even alone."""
-        needed = self.blocks_for(self.max_model_len + self.num_speculative_tokens)
+        needed = self.blocks_for(self.max_model_len)
         room = self.num_blocks - self.watermark_blocks
         if needed > room:
             raise CapacityError(
