@@ -152,11 +152,12 @@ class Controller:
         num_tokens: int,
         num_sequences: int = 1,
         mode: PreemptMode = PreemptMode.COST,
+        away_seconds: float = 0.0,
     ) -> PreemptPlan:
         """Answer an engine that asks whether to swap a victim or to compute it again."""
         limit = min(num_tokens // self.settings.block_size, *map(len, keys))
         match = self._reloads.match(keys, 0, limit)
-        return self.outlook.preemption(match, num_tokens, num_sequences, mode)
+        return self.outlook.preemption(match, num_tokens, num_sequences, mode, away_seconds)
 
     def ready(self, keys: Sequence[Sequence[BlockKey]], start: int, end: int) -> bool:
         """Whether DRAM has the blocks ``start .. end - 1`` of every KV group, all there."""

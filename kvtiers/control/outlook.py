@@ -103,13 +103,18 @@ class Outlook:
             job.deadline_seconds = min(self._settings.reload_deadline, allowed)
 
     def preemption(
-        self, match: Match, num_tokens: int, num_sequences: int, mode: PreemptMode
+        self,
+        match: Match,
+        num_tokens: int,
+        num_sequences: int,
+        mode: PreemptMode,
+        away_seconds: float = 0.0,
     ) -> PreemptPlan:
         """Compare swapping a victim, of whose blocks some are stored, with computing it again."""
         sources = slowest(match.sources[:, : match.num_blocks])
         stored = np.bincount(sources, minlength=1).tolist()
         size, nbytes = self._settings.block_size, self._settings.block_nbytes
-        victim = Victim(num_tokens, size, nbytes, stored, num_sequences)
+        victim = Victim(num_tokens, size, nbytes, stored, num_sequences, away_seconds)
         return self._cost.preempt(victim, mode)
 
     def learn(self, job: Job, outcomes: UInt8s, now: float) -> None:

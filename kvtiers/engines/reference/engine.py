@@ -68,6 +68,12 @@ class Engine:
         request = self._requests.get(request_id)
         return State.FINISHED if request is None else request.state
 
+    def holders(self) -> list[Request]:
+        """Return who holds blocks: running requests, and aborted ones that a load still writes."""
+        loading = {id(request): request for request, _ in self._loads.values()}
+        running = {id(request): request for request in self.scheduler.running}
+        return list((running | loading).values())
+
     # -- what users do ----------------------------------------------------------------
 
     def add(self, request: NewRequest) -> None:
@@ -106,7 +112,7 @@ class Engine:
                 long as it takes to make progress.
         """
         started = self.now
-        schedule = self.scheduler.schedule()
+        schedule = self.scheduler.schedule(started)
         for request in (*schedule.resumed, *schedule.admitted):
             self._note_admission(request, started)
         known = self._outputs.will_compute(schedule)

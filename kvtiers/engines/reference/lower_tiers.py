@@ -46,14 +46,15 @@ class LowerTiers:
             sequence.sequence_id, sequence.hashes, sequence.num_known, num_local
         )
 
-    def swap_pays(self, request: Request) -> bool:
-        """Whether to swap a victim rather than to compute it again."""
+    def swap_pays(self, request: Request, away_seconds: float) -> bool:
+        """Whether to swap a victim, which will be away for so long, rather than to recompute it."""
         if self._connector is None:
             return False
         head = request.live[0]
         mode, num = self._settings.preemption, max(1, head.num_computed)
         places = request.num_places
-        return self._connector.preemption(head.sequence_id, num, places, mode).swap
+        name = head.sequence_id
+        return self._connector.preemption(name, num, places, mode, away_seconds).swap
 
     # -- commands ---------------------------------------------------------------------
 

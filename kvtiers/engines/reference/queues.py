@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 
 from kvtiers.engines.reference.requests import Request
 from kvtiers.engines.reference.settings import Policy
@@ -19,6 +20,9 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, _, request in self._rows)
 
     def __getitem__(self, idx: int) -> Request:
         return self._rows[idx][2]

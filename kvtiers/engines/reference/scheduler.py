@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Final
 
 from kvtiers.engines.reference.admission import Admission, fits
 from kvtiers.engines.reference.block_pool import BlockPool
@@ -12,6 +13,8 @@ from kvtiers.engines.reference.lower_tiers import LowerTiers
 from kvtiers.engines.reference.queues import RequestQueue
 from kvtiers.engines.reference.requests import Request, State, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings, Policy
+
+_NEWEST_AWAY: Final = 0.25  # weight of the last one in the mean
 
 
 @dataclass(slots=True)
@@ -48,7 +51,8 @@ class _Verdict(Enum):
     """What became of a request that wanted to be admitted."""
 
     ADMITTED = auto()
-    PASSED_OVER = auto()  # it has to wait for something that does not hold up those behind it
+    ASK_AGAIN = auto()  # a store has yet to say what it holds; those behind it need not wait
+    OVER_SHARE = auto()  # its tenant has enough: others are admitted before it
     NO_ROOM = auto()  # nobody behind it is admitted before it
 
 
@@ -70,22 +74,26 @@ class Scheduler:
         self._tiers = tiers
         self._admission = Admission(settings, pool, tiers)
         self._num_admitted = 0
+        self._now = 0.0
+        self._away_seconds = 0.0  # that those who came back had been away, of late
 
-    def schedule(self) -> Schedule:
+    def schedule(self, now: float) -> Schedule:
         """Return the next step; who it preempts and admits is so from now on."""
+        self._now = now
         step = Schedule(self.settings.max_num_batched_tokens)
         self._schedule_running(step)
         if not step.preempted:  # else there is no room for anybody
-            if self.swapped:
-                step.resumed = self._admit(self.swapped, step)
-            if self.waiting and not self.swapped:
-                step.admitted = self._admit(self.waiting, step)
+            over: set[str] = set()
+            step.resumed = self._admit(self.swapped, step, over)
+            if all(request.new.tenant in over for request in self.swapped):
+                step.admitted = self._admit(self.waiting, step, over)
         return step
 
     def preempt(self, request: Request, *, may_swap: bool = True) -> None:
         """Take a running request's blocks away, and queue it in front of others."""
-        swap = may_swap and self._tiers.swap_pays(request)
+        swap = may_swap and self._tiers.swap_pays(request, self._away_seconds)
         self.running.remove(request)
+        request.preempted_at = self._now
         self.num_preemptions += 1
         if swap:
             self._tiers.swapped(request)
@@ -187,26 +195,32 @@ class Scheduler:
 
     # -- who is admitted --------------------------------------------------------------
 
-    def _admit(self, queue: RequestQueue, step: Schedule) -> list[Request]:
-        """Admit requests in their order, as far as there is room for them."""
+    def _admit(self, queue: RequestQueue, step: Schedule, over: set[str]) -> list[Request]:
+        """Admit requests in their order, as far as there is room for them.
+
+        Args:
+            over: tenants that have enough; of each, nobody overtakes who had to wait.
+        """
         admitted: list[Request] = []
         idx = 0
         while idx < len(queue) and step.budget > 0:
             request = queue[idx]
-            verdict = self._try(request, step)
+            verdict = self._try(request, step, over)
             if verdict is _Verdict.NO_ROOM:
                 break
             if verdict is _Verdict.ADMITTED:
                 queue.remove(request)
                 admitted.append(request)
-            else:
-                idx += 1
+                continue
+            idx += 1
+            if verdict is _Verdict.OVER_SHARE:
+                over.add(request.new.tenant)
         return admitted
 
-    def _try(self, request: Request, step: Schedule) -> _Verdict:
+    def _try(self, request: Request, step: Schedule, over: set[str]) -> _Verdict:
         """Give a request its blocks, if there are enough, and its first chunk."""
-        if not self._admission.within_share(request, self.running):
-            return _Verdict.PASSED_OVER
+        if request.new.tenant in over or not self._admission.within_share(request, self.running):
+            return _Verdict.OVER_SHARE
         claims = self._admission.claims(request)
         if not fits(claims, self.pool, self.settings.watermark_blocks):
             return _Verdict.NO_ROOM
@@ -214,8 +228,12 @@ class Scheduler:
         if num_places + request.num_places > self.settings.max_num_seqs:
             return _Verdict.NO_ROOM
         if not self._admission.find_loads(request, claims):
-            return _Verdict.PASSED_OVER
+            return _Verdict.ASK_AGAIN
         in_step = self._admission.allocate(request, claims)
+        if request.preempted_at is not None:
+            away = self._now - request.preempted_at
+            self._away_seconds += _NEWEST_AWAY * (away - self._away_seconds)
+            request.preempted_at = None
         request.state = State.RUNNING
         request.order = self._num_admitted
         self._num_admitted += 1

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Final
 
 _WINDOW_STEPS: Final = 64  # of a second or two of decoding; less would call a burst a state
-_FULL: Final = 0.9  # victims leave room behind, so that use is seldom 1 while it thrashes
+_FULL: Final = 0.75  # victims leave room behind, so that use is seldom 1 while it thrashes
 _WASTE: Final = 0.1  # share of the computed tokens; decodes alone cannot explain it
 
 ADVICE: Final = (
