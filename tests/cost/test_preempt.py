@@ -103,3 +103,12 @@ def test_the_cheaper_way_is_chosen(num_tokens, share, down, up):
 def test_senseless_victims_are_refused(num_tokens, stored):
     with pytest.raises(ValueError, match=r"stored|nothing to lose"):
         plan_preempt(victim(num_tokens, stored), Links.seeded({"d": StoreKind.NVME}), h100())
+
+
+def test_the_way_back_costs_only_what_the_wait_does_not_cover():
+    stored = Victim(4096, 16, BLOCK_NBYTES, (256,))
+    now = plan_preempt(stored, *machine())
+    later = plan_preempt(replace(stored, away_seconds=0.5 * now.swap_seconds), *machine())
+    much_later = plan_preempt(replace(stored, away_seconds=100.0), *machine())
+    assert now.swap_seconds > later.swap_seconds > much_later.swap_seconds
+    assert much_later.recompute_seconds == now.recompute_seconds
