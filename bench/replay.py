@@ -96,8 +96,8 @@ def main() -> None:
     )
     print(
         f"{len(served)} requests, {num_steps} steps, {engine.now:.0f} s of traffic: "
-        f"{seconds:.1f} s of CPU, {mib:.0f} MiB; of {prompt / 1e6:.1f}M prompt tokens {local / 1e6:.1f}M were in "
-        f"HBM and {reloaded / 1e6:.1f}M were reloaded"
+        f"{seconds:.1f} s of CPU, {mib:.0f} MiB; of {prompt / 1e6:.1f}M prompt tokens "
+        f"{local / 1e6:.1f}M were in HBM and {reloaded / 1e6:.1f}M were reloaded"
     )
 
 
