@@ -3,7 +3,7 @@
 Usage: python bench/fidelity.py [--repeats 5]
 
 One model of a few million weights runs small workloads on the CPU; the modelled runner's step
-model is fitted on one of them, which is not judged. Workloads differ in prompt length, load and
+model is fitted on two others. Workloads differ in prompt length, load and
 pool, so that some preempt. Prints TTFT and throughput of both, the error, and the spread of the
 torch runner's repeats, which is what this machine allows.
 """
@@ -76,7 +76,10 @@ class Workload:
         )
 
 
-FITTED = Workload("fitted", 12, (16, 600), (4, 40), budget=256)
+FITTED = (
+    Workload("fitted prompts", 12, (16, 600), (4, 40), budget=256),
+    Workload("fitted decodes", 24, (8, 120), (20, 90)),
+)
 JUDGED = (
     Workload("one long prompt", 1, (900, 900), (1, 1)),
     Workload("short prompts", 16, (32, 96), (8, 24)),
@@ -128,12 +131,12 @@ def serve(engine: Engine, requests: list[NewRequest]) -> Measured:
 
 
 def fitted_steps(model: ReferenceModel, repeats: int) -> StepModel:
-    """Measure the steps of one workload, and fit the step model on them."""
+    """Measure the steps of workloads that are not judged, and fit the step model on them."""
     seen: list[tuple[list[int], list[int], float]] = []
-    for _ in range(repeats):
-        runner = Watched(model, FITTED.settings())
+    for workload in FITTED * repeats:
+        runner = Watched(model, workload.settings())
         runner.steps, runner.ended = [], runner.now
-        serve(Engine(FITTED.settings(), runner), FITTED.requests())
+        serve(Engine(workload.settings(), runner), workload.requests())
         seen += runner.steps
     speed = PrefillSpeed(1e-3, 2e10)
     shape = model_shape(SHAPE.to_hf_config())
