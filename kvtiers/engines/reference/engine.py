@@ -36,7 +36,7 @@ class Engine:
         self._thrash = ThrashDetector(has_tiers=self._tiers.there)
         self._requests: dict[str, Request] = {}
         self._loads: dict[str, tuple[Request, TokenSequence]] = {}
-        self._aborted: list[Served] = []
+        self._over: list[Served] = []  # and not told yet
         self._num_steps = 0
 
     @property
@@ -102,7 +102,7 @@ class Engine:
             self._tiers.finished(sequence, keeps=not request.loading)
         if not request.loading:  # else a load still writes its blocks
             self.scheduler.release(request)
-        self._aborted.append(self._outputs.served(request, FinishReason.ABORTED, self.now))
+        self._over.append(self._outputs.served(request, FinishReason.ABORTED, self.now))
 
     def step(self, idle_until: float | None = None) -> StepReport:
         """Schedule, run and take in one step.
@@ -130,17 +130,22 @@ class Engine:
         return self._report(schedule, taken, started)
 
     def wait_until(self, seconds: float) -> None:
-        """Let time pass without work, as far as a time on the clock; offloads go on."""
+        """Let time pass without work, as far as a time on the clock; offloads go on.
+
+        For an engine without unfinished requests; who was aborted is told by the next step.
+        """
         while self.runner.connector is not None and self.runner.connector.busy:
             if self.now >= seconds:
                 return
-            self.step(idle_until=seconds)
+            finished = self.step(idle_until=seconds).finished  # which empties what was over
+            self._over += finished
         self.runner.wait_until(seconds)
 
     def settle(self) -> None:
-        """Run idle steps until kvtiers has nothing left to do."""
+        """Run idle steps until kvtiers has nothing left to do; see `wait_until`."""
         while self.runner.connector is not None and self.runner.connector.busy:
-            self.step()
+            finished = self.step().finished
+            self._over += finished
 
     def reset(self) -> bool:
         """Serve nothing from caches that was computed before, as after a change of weights.
@@ -257,7 +262,7 @@ class Engine:
 
     def _report(self, schedule: Schedule, taken: Taken, started: float) -> StepReport:
         self._num_steps += 1
-        aborted, self._aborted = self._aborted, []
+        over, self._over = self._over, []
         gauges = self.gauges
         self._thrash.see(
             gauges.kv_use,
@@ -279,7 +284,7 @@ class Engine:
             preempted=[request.request_id for request in schedule.preempted],
             swapped=[request.request_id for request in schedule.swapped],
             first_tokens=taken.first_tokens,
-            finished=[*aborted, *taken.finished],
+            finished=[*over, *taken.finished],
             gauges=gauges,
             advice=self._thrash.advice,
         )
