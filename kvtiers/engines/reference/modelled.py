@@ -122,9 +122,9 @@ def modelled_engine(
     Raises:
         CapacityError: a tier does not hold one block.
     """
-    chances = {"acceptance": machine.acceptance, "seed": machine.seed}
+    steps, guesses = machine.step_model(), (machine.acceptance, machine.seed)
     if config is None:
-        return Engine(settings, ModelledRunner(machine.step_model(), **chances))
+        return Engine(settings, ModelledRunner(steps, None, None, *guesses))
     block_nbytes = settings.hash_tokens * machine.kv_nbytes_per_token
     hello = _hello(settings, machine, config)
     shared = {
@@ -139,7 +139,7 @@ def modelled_engine(
     }
     rank = ModelledRank(links, block_nbytes, pieces, shared)
     lasting = ModelledLasting(shared)
-    runner = ModelledRunner(machine.step_model(), rank, lasting, **chances)
+    runner = ModelledRunner(steps, rank, lasting, *guesses)
     connector = SchedulerConnector(config, _shape(settings, machine), lambda: runner.now)
     connector.connect([hello], lasting)
     runner.connect(connector)

@@ -109,7 +109,7 @@ class ModelledRank:
             outcomes[(rows > 0) & (transfer.slots == NO_SLOT)] = Outcome.TIMED_OUT
         outcomes[(rows == 0) & (transfer.slots == NO_SLOT)] = Outcome.MISSING
         until, stored, done = now + transfer.deadline, 0, now
-        links = []
+        links: list[Link] = []
         for source in np.unique(rows[rows > 0]).tolist():
             name = transfer.stores[source - 1]
             found = self._find(transfer, name, np.flatnonzero((rows == source) & (outcomes == 0)))
@@ -189,8 +189,11 @@ class ModelledRank:
         Args:
             sync: loads within the step, which no request waits for.
         """
-        completions, links = [], []
-        request_ids, failed_requests, failed_blocks = set(), set(), set()
+        completions: list[Completion] = []
+        links: list[Link] = []
+        request_ids: set[str] = set()
+        failed_requests: set[str] = set()
+        failed_blocks: set[int] = set()
         while self._events and self._events[0][0] <= now:
             _, _, event = heapq.heappop(self._events)
             transfer, outcomes = event.transfer, event.outcomes
