@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from kvtiers.control.answers import Answer, Asked, LoadDone, load_done, slowest
+from kvtiers.control.answers import Answer, Asked, LoadDone, load_done
 from kvtiers.control.departures import Departures
 from kvtiers.control.fences import Fences
 from kvtiers.control.gates import Gates
@@ -155,11 +155,12 @@ class Controller:
         num_tokens: int,
         num_sequences: int = 1,
         mode: PreemptMode = PreemptMode.COST,
+        away_seconds: float = 0.0,
     ) -> PreemptPlan:
         """Answer an engine that asks whether to swap a victim or to compute it again."""
         limit = min(num_tokens // self.settings.block_size, *map(len, keys))
         match = self._reloads.match(keys, 0, limit)
-        return self.outlook.preemption(match, num_tokens, num_sequences, mode)
+        return self.outlook.preemption(match, num_tokens, num_sequences, mode, away_seconds)
 
     def at_hand(self, keys: Sequence[Sequence[BlockKey]], match: Match) -> bool:
         """Whether a load of what was found could run now, and wait for no other."""
@@ -357,7 +358,7 @@ class Controller:
     def _compare(self, request_id: str, match: Match, prompt: Prompt) -> Answer:
         if request_id in self._barred or match.num_blocks == 0:
             return Answer(0, None, match)
-        plan = self.cost.plan(slowest(match.sources), match.valid, prompt)
+        plan = self.outlook.plan(request_id, match, prompt)
         return Answer(plan.num_blocks, plan, match)
 
     def _look_up(self, match: Match) -> None:

@@ -67,11 +67,27 @@ class Outlook:
         self._loading = loading
         self._engine = engine
         self.running: set[str] = set()
+        self._must_return: set[str] = set()
         self._windows = tuple(
             WindowKV.of(settings.group_nbytes(idx), group.window, settings.block_size)
             for idx, group in enumerate(settings.groups)
             if group.window is not None
         )
+
+    def must_return(self, request_id: str) -> None:
+        """Note a request that was swapped out by force: it is reloaded whatever that costs."""
+        self._must_return.add(request_id)
+
+    def returned(self, request_id: str) -> None:
+        """Note that a request was admitted again, or is over."""
+        self._must_return.discard(request_id)
+
+    def plan(self, request_id: str, match: Match, prompt: Prompt) -> ReloadPlan:
+        """Choose how much of what was found to reload."""
+        sources = slowest(match.sources)
+        if request_id in self._must_return:
+            return self._cost.plan_all(sources, match.valid, prompt)
+        return self._cost.plan(sources, match.valid, prompt)
 
     def prompt(
         self,
@@ -127,13 +143,18 @@ class Outlook:
             job.deadline_seconds = min(self._settings.reload_deadline, allowed)
 
     def preemption(
-        self, match: Match, num_tokens: int, num_sequences: int, mode: PreemptMode
+        self,
+        match: Match,
+        num_tokens: int,
+        num_sequences: int,
+        mode: PreemptMode,
+        away_seconds: float = 0.0,
     ) -> PreemptPlan:
         """Compare swapping a victim, of whose blocks some are stored, with computing it again."""
         sources = slowest(match.sources[:, : match.num_blocks])
         stored = np.bincount(sources, minlength=1).tolist()
         size, nbytes = self._settings.block_size, self._settings.block_nbytes
-        victim = Victim(num_tokens, size, nbytes, stored, num_sequences)
+        victim = Victim(num_tokens, size, nbytes, stored, num_sequences, away_seconds)
         return self._cost.preempt(victim, mode)
 
     def in_step(self, job_ids: Iterable[JobId]) -> None:

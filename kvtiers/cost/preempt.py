@@ -38,6 +38,9 @@ class Victim:
         num_stored_by_source: of its full leading blocks, those that lie below HBM already: index 0
             in DRAM, 1 + store index in stores; may be shorter than there are stores.
         num_sequences: of its group; more than one in beam search.
+        away_seconds: until it is wanted back, as far as is known. By then what was copied down
+            could be on its way back, but to where its blocks will be nobody knows: only what is
+            longer than this wait costs anything.
     """
 
     num_tokens: int
@@ -45,6 +48,7 @@ class Victim:
     block_nbytes: int
     num_stored_by_source: Sequence[int] = ()
     num_sequences: int = 1
+    away_seconds: float = 0.0
 
     @property
     def num_full_blocks(self) -> int:
@@ -108,4 +112,8 @@ def _swap_seconds(victim: Victim, num_stored: int, links: Links, prefill: Prefil
     idle = links.without_queues()
     back = Loads.of_counts(by_source, victim.block_nbytes, idle).seconds(idle)
     context = min(num_blocks * victim.block_size, victim.num_tokens - 1)
-    return seconds + float(back[0]) + float(prefill.seconds(victim.num_tokens - context, context))
+    return (
+        seconds
+        + max(0.0, float(back[0]) - victim.away_seconds)
+        + float(prefill.seconds(victim.num_tokens - context, context))
+    )

@@ -289,7 +289,7 @@ class PrefillModel:
         """
         if step_tokens > 0 and step_flops > 0:
             attention = max(0.0, step_flops - float(self.shape.linear_flops(step_tokens)))
-            linear = float(self._step_flops(step_tokens))
+            linear = float(self.step_flops(step_tokens))
             self._cost.observe((1.0, linear, attention, kv_elements_read), seconds)
 
     def fit(self, prompts: Sequence[MeasuredPrefill]) -> None:
@@ -304,11 +304,11 @@ class PrefillModel:
         self, n: npt.ArrayLike, context: npt.ArrayLike
     ) -> tuple[Float64s, Float64s, Float64s, Float64s]:
         """Return steps, operations of matrices and of attention, and KV elements read; see
-        `_step_flops`."""
+        `step_flops`."""
         new = np.asarray(n, dtype=np.float64)
         num_whole = np.floor(new / self.max_tokens_per_step)
         rest = new - num_whole * self.max_tokens_per_step
-        flops = num_whole * self._step_flops(self.max_tokens_per_step) + self._step_flops(rest)
+        flops = num_whole * self.step_flops(self.max_tokens_per_step) + self.step_flops(rest)
         read = self._kv_elements_read(num_whole, rest, np.asarray(context, dtype=np.float64))
         return num_whole + (rest > 0), flops, self.shape.attention_flops(new, context), read
 
@@ -321,10 +321,20 @@ class PrefillModel:
         whole = num_whole * read(size, context + (num_whole - 1) / 2 * size)
         return np.asarray(whole + read(rest, context + num_whole * size))
 
-    def _step_flops(self, tokens: npt.ArrayLike) -> Float64s:
-        """Return what one step multiplies, or what it could while it reads its weights."""
+    def step_flops(self, tokens: npt.ArrayLike) -> Float64s:
+        """Return a step's operations: those of its tokens, or what fits beside reading weights."""
         linear = self.shape.linear_flops(tokens)
         if not self._flops_per_param_read:
             return linear
         reading = self.shape.params_read(tokens) * self._flops_per_param_read
         return np.where(np.asarray(tokens) > 0, np.maximum(linear, reading), 0.0)
+
+    def _terms(
+        self, n: npt.ArrayLike, context: npt.ArrayLike
+    ) -> tuple[Float64s, Float64s, Float64s]:
+        """Return steps, operations of matrices and of attention; see `step_flops`."""
+        new = np.asarray(n, dtype=np.float64)
+        num_whole = np.floor(new / self.max_tokens_per_step)
+        rest = new - num_whole * self.max_tokens_per_step
+        flops = num_whole * self.step_flops(self.max_tokens_per_step) + self.step_flops(rest)
+        return num_whole + (rest > 0), flops, self.shape.attention_flops(new, context)

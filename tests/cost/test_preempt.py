@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,3 +105,14 @@ def test_the_cheaper_way_is_chosen(num_tokens, share, down, up):
 def test_senseless_victims_are_refused(num_tokens, stored):
     with pytest.raises(ValueError, match=r"stored|nothing to lose"):
         plan_preempt(victim(num_tokens, stored), Links.seeded({"d": StoreKind.NVME}), h100())
+
+
+def test_the_way_back_costs_only_what_the_wait_does_not_cover():
+    stored = victim(4096, (4096 // BLOCK_SIZE,))
+    now = plan_preempt(stored, links(), h100())
+    half = 0.5 * 4096 // BLOCK_SIZE * BLOCK_NBYTES / 50e9
+    later = plan_preempt(replace(stored, away_seconds=half), links(), h100())
+    much_later = plan_preempt(replace(stored, away_seconds=100.0), links(), h100())
+    assert now.swap_seconds - later.swap_seconds == pytest.approx(half)
+    assert now.swap_seconds - much_later.swap_seconds == pytest.approx(2 * half)
+    assert much_later.recompute_seconds == now.recompute_seconds

@@ -1,0 +1,325 @@
+"""The scheduler does what is specified of serving engines, number by number."""
+
+import pytest
+
+from kvtiers.cost.links import LinkSeed
+from kvtiers.cost.preempt import PreemptMode
+from kvtiers.engines.reference.requests import State
+from kvtiers.engines.reference.settings import EngineSettings, Policy
+from kvtiers.engines.reference.thrash import ADVICE
+from kvtiers.model.errors import CapacityError, ConfigError
+
+from .engines import engine_of, hashes_of, request_of, run, settings_of, tiers_of
+
+BIG = {"num_blocks": 4096, "max_model_len": 40_000, "block_size": 16, "watermark": 0.01}
+
+
+def big_engine(budget=8192, **more):
+    return engine_of(EngineSettings(**{**BIG, "max_num_batched_tokens": budget, **more}))
+
+
+def decoding(engine, num, max_tokens=200):
+    """Bring so many requests to where each decodes."""
+    for idx in range(num):
+        engine.add(request_of(f"d{idx}", 16, max_tokens))
+    wanted = {f"d{idx}": 1 for idx in range(num)}
+    for _ in range(50):
+        if engine.step().num_tokens == wanted:
+            return
+    raise AssertionError(f"{num} requests never decoded together")
+
+
+def test_decodes_come_first_and_prefills_get_the_rest():
+    engine = big_engine()
+    decoding(engine, 200)
+    engine.add(request_of("whole", 4000))
+    engine.add(request_of("long", 30_000))
+    step = engine.step().num_tokens
+    assert sum(num for name, num in step.items() if name[0] == "d") == 200
+    assert step["whole"] == 4000  # of 7992
+    assert step["long"] == 3992
+    assert sum(step.values()) == 8192
+
+
+def test_a_long_prompt_beside_decodes_gets_what_they_leave():
+    engine = big_engine()
+    decoding(engine, 200)
+    engine.add(request_of("long", 30_000))
+    assert engine.step().num_tokens["long"] == 7992
+    left = 0
+    while True:
+        report = engine.step()
+        left += report.num_tokens["long"]
+        if "long" in report.first_tokens:
+            break
+    assert left == 22_008
+
+
+@pytest.mark.parametrize(("budget", "num_steps"), [(8192, 4), (2048, 15)])
+def test_a_prompt_alone_takes_so_many_steps(budget, num_steps):
+    engine = big_engine(budget)
+    engine.add(request_of("r", 30_000, 1))
+    assert len(run(engine)) == num_steps
+
+
+def test_chunks_that_hit_the_prefix_cache_skip_compute():
+    engine = big_engine()
+    hashes = hashes_of(0, 100)
+    engine.add(request_of("first", 1600, 1, block_hashes=hashes))
+    run(engine)
+    engine.add(request_of("again", 1600, 1, block_hashes=hashes))
+    (report,) = run(engine)
+    assert report.num_tokens == {"again": 16}  # the last block: its output is wanted
+    assert report.finished[0].num_local_tokens == 1584
+
+
+def test_a_larger_budget_raises_throughput_and_worsens_itl():
+    seconds, itl = {}, {}
+    for budget in (512, 8192):
+        engine = big_engine(budget, max_num_seqs=32)
+        decoding(engine, 8, 60)
+        engine.add(request_of("long", 20_000, 1))
+        reports = run(engine)
+        gaps = [gap for report in reports for gap in report.itl_seconds]
+        itl[budget] = max(gaps)
+        first = next(r for r in reports if "long" in r.first_tokens)
+        seconds[budget] = first.started_at + first.seconds - reports[0].started_at
+    assert seconds[8192] < seconds[512]
+    assert itl[8192] > itl[512]
+
+
+def test_a_threshold_bounds_the_chunk_of_a_long_prompt():
+    engine = big_engine(long_prefill_threshold=1000)
+    engine.add(request_of("long", 3500))
+    engine.add(request_of("short", 700))
+    steps = [engine.step().num_tokens for _ in range(4)]
+    assert [step["long"] for step in steps] == [1000, 1000, 1000, 500]
+    assert steps[0]["short"] == 700
+
+
+# -- who gives way --------------------------------------------------------------------
+
+
+def grow_until_full(preemption=PreemptMode.RECOMPUTE, config=None, **more):
+    """Three requests that fit at first, and do not once they have grown."""
+    engine = engine_of(
+        settings_of(18, watermark=0.0, preemption=preemption, **more.pop("knobs", {})), config
+    )
+    for idx in range(3):
+        engine.add(request_of(f"r{idx}", 20, 12, **(more.get(f"r{idx}", {}))))
+    while True:
+        report = engine.step()
+        if report.preempted:
+            return engine, report
+
+
+def test_the_last_admitted_gives_way_and_keeps_its_place():
+    engine, report = grow_until_full()
+    engine.add(request_of("late", 4, 1))
+    assert report.preempted == ["r2"]
+    assert report.swapped == []
+    assert engine.state("r2") is State.WAITING
+    assert engine.scheduler.waiting[0].request_id == "r2"
+    reports = run(engine)
+    order = [name for report in reports for name in report.admitted]
+    assert order == ["r2", "late"]
+    served = {it.request_id: it for report in reports for it in report.finished}
+    assert served["r2"].num_recomputes == 1
+    assert served["r2"].num_recomputed_tokens >= 12
+
+
+def test_the_least_urgent_gives_way_under_priority():
+    knobs = {"policy": Policy.PRIORITY}
+    _, report = grow_until_full(knobs=knobs, r0={"priority": 5})
+    assert report.preempted == ["r0"]
+
+
+def test_a_swapped_request_comes_back_before_newcomers_and_is_reloaded():
+    config = tiers_of(mode="never")  # even where the user would rather recompute prompts
+    engine, report = grow_until_full(PreemptMode.SWAP, config)
+    assert report.swapped == report.preempted == ["r2"]
+    assert engine.state("r2") is State.SWAPPED
+    engine.add(request_of("late", 4, 1))
+    reports = run(engine)
+    back = next(idx for idx, report in enumerate(reports) if report.resumed)
+    came = next(idx for idx, report in enumerate(reports) if report.admitted)
+    assert back <= came
+    served = {it.request_id: it for report in reports for it in report.finished}
+    assert served["r2"].num_reloaded_tokens >= 12
+    assert served["r2"].num_recomputed_tokens < 4  # what is behind its last full block
+    assert served["r2"].num_swaps == 1
+
+
+def test_a_group_is_swapped_whatever_the_mode():
+    engine = engine_of(settings_of(17, watermark=0.0, preemption=PreemptMode.RECOMPUTE), tiers_of())
+    for idx in range(2):
+        engine.add(request_of(f"g{idx}", 10, 14, num_sequences=2))
+    reports = run(engine)
+    assert engine.gauges.num_swaps == engine.gauges.num_preemptions > 0
+    assert all(it.num_output_tokens == 28 for report in reports for it in report.finished)
+
+
+def test_cost_asks_which_is_cheaper():
+    """Copies that take for ever against computing, and the other way round."""
+    links = dict.fromkeys(("hbm>dram", "dram>hbm"), LinkSeed(1.0, 1.0, 1e3))
+    swaps = {}
+    for name, more in (("slow", {"links": links}), ("fast", {})):
+        config = tiers_of(offload="lazy")
+        engine = engine_of(settings_of(18, watermark=0.0), config, **more)
+        for idx in range(3):
+            engine.add(request_of(f"r{idx}", 20, 12))
+        run(engine)
+        swaps[name] = engine.gauges.num_swaps
+        assert engine.gauges.num_preemptions > 0
+    assert swaps["slow"] == 0
+    assert swaps["fast"] > 0
+
+
+# -- who is admitted ------------------------------------------------------------------
+
+
+def test_an_admission_leaves_the_watermark_free():
+    engine = engine_of(settings_of(40, watermark=0.25, max_num_batched_tokens=400))
+    for idx in range(5):
+        engine.add(request_of(f"r{idx}", 40, 1))
+    report = engine.step()
+    assert report.admitted == ["r0", "r1", "r2"]  # 10 blocks each; 10 of 40 stay free
+
+
+def test_no_more_sequences_than_the_knob_says():
+    engine = engine_of(settings_of(90, max_num_seqs=3), tiers_of())
+    engine.add(request_of("group", 4, 2, num_sequences=2))
+    engine.add(request_of("one", 4, 2))
+    engine.add(request_of("more", 4, 2))
+    assert engine.step().admitted == ["group", "one"]
+
+
+def test_a_tenant_gets_no_more_than_its_share():
+    engine = engine_of(settings_of(80, tenant_share=0.5, max_num_batched_tokens=400))
+    for idx in range(6):
+        engine.add(request_of(f"greedy{idx}", 40, 2, tenant="greedy"))
+    engine.add(request_of("other", 40, 2, tenant="other"))
+    report = engine.step()
+    assert report.admitted == ["greedy0", "greedy1", "greedy2", "greedy3", "other"]
+    run(engine)
+
+
+def test_a_request_larger_than_the_share_runs_alone():
+    engine = engine_of(settings_of(80, tenant_share=0.1))
+    engine.add(request_of("large", 60, 2, tenant="a"))
+    engine.add(request_of("small", 8, 2, tenant="a"))
+    assert engine.step().admitted == ["large"]
+    run(engine)
+
+
+# -- checks at the start --------------------------------------------------------------
+
+
+def test_one_sequence_of_the_longest_context_must_fit():
+    with pytest.raises(CapacityError) as error:
+        EngineSettings(num_blocks=100, max_model_len=1601)
+    for remedy in ("max_model_len of at most", "gpu_memory_utilization", "fp8", "tensor par"):
+        assert remedy in str(error.value)
+    EngineSettings(num_blocks=101, max_model_len=1600)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"max_num_seqs": 33}, "some would never get on"),
+        ({"num_speculative_tokens": 8}, "decode 54 tokens a step"),
+        ({"watermark": 1.0}, "must be in"),
+        ({"block_size": 0}, "must be at least 1"),
+        ({"long_prefill_threshold": -1}, "must not be negative"),
+    ],
+)
+def test_knobs_that_cannot_work_are_refused(knobs, message):
+    with pytest.raises(ConfigError, match=message):
+        settings_of(**knobs)
+
+
+def test_requests_that_could_never_run_are_refused():
+    engine = engine_of(settings_of(40), tiers_of())
+    with pytest.raises(CapacityError, match="max_model_len is 64"):
+        engine.add(request_of("long", 60, 5))
+    with pytest.raises(CapacityError, match="needs 61 KV blocks"):
+        engine.add(request_of("wide", 4, 38, num_sequences=6))
+    with pytest.raises(CapacityError, match="has 7 sequences"):
+        engine.add(request_of("many", 4, 2, num_sequences=7))
+    engine.add(request_of("twice"))
+    with pytest.raises(ConfigError, match="ids must be unique"):
+        engine.add(request_of("twice"))
+    with pytest.raises(ConfigError, match="contains '#'"):
+        request_of("a#1")
+    with pytest.raises(ConfigError, match="at least 1"):
+        request_of("nothing", 4, 0)
+
+
+# -- signals --------------------------------------------------------------------------
+
+
+def thrashing_engine(config=None):
+    engine = engine_of(settings_of(20, watermark=0.0), config)
+    for idx in range(60):
+        engine.add(request_of(f"r{idx}", 8, 50))
+    return engine
+
+
+def test_thrashing_is_seen_and_the_advice_is_in_order():
+    engine = thrashing_engine()
+    advice = [report.advice for report in run(engine) if report.advice]
+    assert advice
+    assert advice[0] == ADVICE
+    words = ("max_num_seqs", "max_model_len", "fp8", "lower tier", "scale out")
+    assert all(word in line for word, line in zip(words, ADVICE, strict=True))
+    assert engine.gauges.num_preemptions > 10
+
+
+def test_an_engine_with_a_lower_tier_is_not_told_to_get_one():
+    engine = thrashing_engine(tiers_of(mode="never", dram="32KiB"))
+    for report in run(engine):
+        assert not any("lower tier" in line for line in report.advice)
+
+
+def test_admitting_less_ends_the_thrashing():
+    engine = engine_of(settings_of(20, watermark=0.0, max_num_seqs=1))
+    for idx in range(20):
+        engine.add(request_of(f"r{idx}", 8, 50))
+    assert not any(report.advice for report in run(engine))
+    assert engine.gauges.num_preemptions == 0
+
+
+# -- aborts and resets ----------------------------------------------------------------
+
+
+def test_an_abort_is_reported_once_wherever_it_comes():
+    engine = engine_of(settings_of(18, watermark=0.0, preemption=PreemptMode.SWAP), tiers_of())
+    for idx in range(4):
+        engine.add(request_of(f"r{idx}", 20, 12))
+    while not engine.gauges.num_swapped:
+        engine.step()
+    states = {engine.state(f"r{idx}") for idx in range(4)}
+    assert states == {State.RUNNING, State.WAITING, State.SWAPPED}
+    for idx in range(4):
+        engine.abort(f"r{idx}")
+        engine.abort(f"r{idx}")
+    engine.abort("nobody")
+    report = engine.step()
+    assert [(it.request_id, it.reason) for it in report.finished] == [
+        (f"r{idx}", "aborted") for idx in range(4)
+    ]
+    assert engine.num_unfinished == 0
+    engine.settle()
+    assert engine.pool.num_free == 18
+
+
+def test_guesses_of_a_virtual_model_are_accepted_by_chance():
+    steps = {}
+    for acceptance in (0.0, 0.5, 1.0):
+        knobs = settings_of(max_num_batched_tokens=64, num_speculative_tokens=3)
+        engine = engine_of(knobs, acceptance=acceptance)
+        engine.add(request_of("r", 8, 41))
+        steps[acceptance] = len(run(engine))
+    assert steps[0.0] == 41
+    assert steps[1.0] == 11  # the first token, and ten times four
+    assert steps[1.0] < steps[0.5] < steps[0.0]
