@@ -184,8 +184,7 @@ class TraceReader:
     def _conversation(self) -> Iterator[TraceRequest]:
         step = self._step(CONVERSATION_BLOCK_SIZE, str(self._path))
         path = self._paths[0]
-        session = 0
-        for number, line in _lines(path):
+        for session, (number, line) in enumerate(_lines(path)):
             place = f"{path}:{number}"
             fields = Fields(parse_object(line, place), place)
             num_tokens = fields.whole("input_length", 1)
@@ -197,7 +196,6 @@ class TraceReader:
                 block_ids=self._blocks(ids, _ROOT, step),
                 session=session,
             )
-            session += 1
 
     def _sessions(self) -> Iterator[TraceRequest]:
         for session, path in enumerate(self._paths):
@@ -298,8 +296,7 @@ def _format_of(path: Path) -> TraceFormat:
     if "input_length" in fields or "hash_ids" in fields or path.suffix == ".jsonl":
         return TraceFormat.CONVERSATION
     known = ", ".join(map(repr, sorted(fields))) or "nothing"
-    fail(
-        f"{path}:{number}",
-        f"is neither a request ('timestamp', 'input_length', 'output_length', 'hash_ids') nor a "
-        f"session ('requests'); there is {known}",
+    raise TraceError(
+        f"{path}:{number}: is neither a request ('timestamp', 'input_length', 'output_length', "
+        f"'hash_ids') nor a session ('requests'); there is {known}"
     )

@@ -108,7 +108,7 @@ class Fields:
 
     def _wrong(self, name: str, value: Any, right: str) -> NoReturn:
         text = repr(value)
-        shown = text if len(text) <= 40 else text[:37] + "..."  # noqa: PLR2004 - one line
+        shown = text if len(text) <= 40 else text[:37] + "..."
         fail(self.place, f"{name!r} is {shown}, not {right}")
 
 
