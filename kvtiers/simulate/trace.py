@@ -36,8 +36,8 @@ class TraceRequest:
         num_output_tokens: what it generated; at least 0.
         block_ids: one per block of the prompt, the last of which may be a part. Equal ids are
             equal prefixes, across the whole trace. Tokens after the last id are never shared.
-        session: a number of the conversation that it belongs to; requests of formats without
-            sessions have one each.
+        session: a number of the conversation that it belongs to; where the trace does not say,
+            each request has its own.
         think_seconds: from the end of the session's request before to this one; None: not
             recorded.
     """
@@ -194,7 +194,8 @@ class TraceReader:
                 num_prompt_tokens=num_tokens,
                 num_output_tokens=fields.whole("output_length", 0),
                 block_ids=self._blocks(ids, _ROOT, step),
-                session=session,
+                session=fields.whole("session", 0) if "session" in fields.values else session,
+                think_seconds=fields.optional_seconds("think_time"),
             )
 
     def _sessions(self) -> Iterator[TraceRequest]:
