@@ -1,208 +1,113 @@
-"""Capacity arithmetic of an engine: its KV pool, the sequences that sustains, a prompt's steps."""
+"""How many sequences fit a card: the arithmetic of the KV pool."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
-from kvtiers.cost.hardware import WEIGHT_NBYTES, Figure, Hardware
 from kvtiers.cost.prefill import ModelShape
-from kvtiers.model.errors import CapacityError, ConfigError
-
-RUNTIME_NBYTES: Final = Figure(
-    2e9, "the driver's context, graphs and work space; an order of magnitude, not measured"
-)
-ACTIVATION_NBYTES: Final = Figure(
-    48, "24 live elements of 2 bytes a token of a step and unit of hidden size; as above"
-)
-_MOST_RANKS: Final = 64
+from kvtiers.model.errors import CapacityError
+from kvtiers.model.units import format_size
 
 
 class Limit(StrEnum):
-    """What keeps more sequences out of the batch."""
+    """What bounds the number of sequences that an engine serves at once."""
 
-    KV = "kv"  # the pool: more would preempt each other
-    MAX_NUM_SEQS = "max_num_seqs"  # the engine's own limit: some of the pool is never used
+    KV = "kv"  # the KV pool
+    MAX_NUM_SEQS = "max_num_seqs"  # the knob
 
 
 @dataclass(frozen=True, slots=True)
-class EngineMemory:
-    """One engine's device memory, and what it is meant for.
+class Concurrency:
+    """How many sequences an engine sustains.
 
     Attributes:
-        dtype: of the weights. kv_dtype: of the KV cache.
-        utilization: share of a device's memory that the engine claims.
-        runtime_nbytes: of one device, beside weights and KV; None: estimated.
+        num_kv: that the KV pool holds. num_sequences: served at once. limit: what binds.
+        overcommitted: whether the knob admits more than the pool holds: running requests then
+            preempt each other, which is thrashing, not throughput.
     """
 
-    shape: ModelShape
-    hardware: Hardware
-    dtype: str = "bf16"
-    kv_dtype: str = "bf16"
-    tensor_parallel_size: int = 1
-    utilization: float = 0.9
+    num_kv: int
+    num_sequences: int
+    limit: Limit
+    overcommitted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """The part of a card's memory that is left for KV.
+
+    Attributes:
+        nbytes: on one rank. kv_nbytes_per_token: on one rank. block_size: tokens a block.
+    """
+
+    nbytes: int
+    kv_nbytes_per_token: int
     block_size: int = 16
-    max_num_batched_tokens: int = 8192
-    runtime_nbytes: int | None = None
-
-    def __post_init__(self) -> None:
-        for what, dtype in (("weights", self.dtype), ("KV cache", self.kv_dtype)):
-            if dtype not in WEIGHT_NBYTES:
-                known = ", ".join(WEIGHT_NBYTES)
-                raise ConfigError(f"no data type {dtype!r} for the {what}; known: {known}")
-        if not 0 < self.utilization <= 1:
-            raise ConfigError(f"utilization {self.utilization} must be above 0 and at most 1")
-        if min(self.tensor_parallel_size, self.block_size, self.max_num_batched_tokens) < 1:
-            raise ConfigError("ranks, tokens of a block and of a step must be at least 1")
-
-    @property
-    def claimed_nbytes(self) -> int:
-        """Of one device, what the engine may use."""
-        return int(self.hardware.memory_nbytes.value * self.utilization)
-
-    @property
-    def weights_nbytes(self) -> int:
-        """Of one device."""
-        every = self.shape.num_params * WEIGHT_NBYTES[self.dtype]
-        return int(every / self.tensor_parallel_size)
-
-    @property
-    def other_nbytes(self) -> int:
-        """Of one device: activations of a step, and what the runtime needs."""
-        if self.runtime_nbytes is not None:
-            return self.runtime_nbytes
-        per_token = ACTIVATION_NBYTES.value * self.shape.hidden_size
-        return int(RUNTIME_NBYTES.value + per_token * self.max_num_batched_tokens)
-
-    @property
-    def kv_nbytes_per_token(self) -> int:
-        """Of one device."""
-        element = WEIGHT_NBYTES[self.kv_dtype]
-        return self.shape.kv_nbytes_per_token(element, self.tensor_parallel_size)
-
-    @property
-    def pool_nbytes(self) -> int:
-        """Of one device, for KV; not above 0 where the weights do not leave room."""
-        return self.claimed_nbytes - self.weights_nbytes - self.other_nbytes
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of the engine."""
-        return num_kv_blocks(self.pool_nbytes, self.block_size, self.kv_nbytes_per_token)
+        """Blocks that fit."""
+        return self.nbytes // (self.block_size * self.kv_nbytes_per_token)
 
-    def with_ranks(self, num: int) -> EngineMemory:
-        """Return the same engine on other ranks."""
-        return replace(self, tensor_parallel_size=num)
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that fit."""
+        return self.num_blocks * self.block_size
 
-    def with_kv_dtype(self, kv_dtype: str) -> EngineMemory:
-        """Return the same engine with another KV cache."""
-        return replace(self, kv_dtype=kv_dtype)
+    def concurrency(self, num_context_tokens: float, max_num_seqs: int) -> Concurrency:
+        """Return how many sequences of an average context are served at once."""
+        num_kv = int(self.num_tokens // num_context_tokens)
+        limit = Limit.MAX_NUM_SEQS if max_num_seqs < num_kv else Limit.KV
+        return Concurrency(num_kv, min(num_kv, max_num_seqs), limit, max_num_seqs > num_kv)
 
-    def check(self, max_model_len: int | None = None) -> None:
-        """Refuse what would not start.
-
-        Args:
-            max_model_len: tokens of the longest sequence; None: any block will do.
+    def check_longest(self, max_model_len: int) -> None:
+        """Check that one sequence of the longest context fits.
 
         Raises:
-            CapacityError: weights do not leave room for KV, or the pool does not hold the longest
-                sequence; the message says what would help.
+            CapacityError: it does not; says what would help.
         """
-        if self.num_blocks < 1:
-            raise CapacityError(self._no_room())
-        room = self.num_blocks * self.block_size
-        if max_model_len is not None and max_model_len > room:
+        if max_model_len > self.num_tokens:
             raise CapacityError(
-                f"one sequence of max_model_len {max_model_len:,} does not fit the KV pool of "
-                f"{room:,} tokens. Any of these helps: {'; '.join(self._remedies(max_model_len))}"
+                f"one sequence of max_model_len {max_model_len} needs "
+                f"{format_size(max_model_len * self.kv_nbytes_per_token)} of KV, the pool has "
+                f"{format_size(self.nbytes)}: {self.num_tokens} tokens. Any of these helps: "
+                f"max_model_len of at most {self.num_tokens}, a higher gpu_memory_utilization, an "
+                "fp8 KV cache (twice the tokens), tensor parallelism"
             )
 
-    def _no_room(self) -> str:
-        memory = self.hardware.memory_nbytes.value
-        devices = f"{self.tensor_parallel_size} x " if self.tensor_parallel_size > 1 else ""
-        text = (
-            f"{_gb(self.weights_nbytes)} of weights ({self.dtype}) and {_gb(self.other_nbytes)} of "
-            f"activations and runtime a device leave no KV block of {_gb(memory)} x "
-            f"{self.utilization:g} on {devices}{self.hardware.title}"
-        )
-        if self.weights_nbytes > memory:
-            text += ": the model does not even load"
-        remedies = []
-        ranks = self._least_ranks(self.block_size)
-        if ranks is not None:
-            remedies.append(f"tensor parallelism over {ranks} devices")
-        if self.dtype != "fp8":
-            remedies.append("weights in fp8, half as large")
-        if self.utilization < 0.95:
-            remedies.append("a higher utilization")
-        return f"{text}. Any of these may help: {'; '.join(remedies)}"
 
-    def _remedies(self, max_model_len: int) -> list[str]:
-        room = self.num_blocks * self.block_size
-        remedies = [f"max_model_len of at most {room:,}"]
-        missing = max_model_len * self.kv_nbytes_per_token - self.pool_nbytes
-        utilization = self.utilization + missing / self.hardware.memory_nbytes.value
-        if utilization <= 0.97:
-            remedies.append(f"a utilization of {utilization + 0.005:.2f}")
-        if self.kv_dtype != "fp8":
-            tokens = self.with_kv_dtype("fp8").num_blocks * self.block_size
-            remedies.append(f"an fp8 KV cache ({tokens:,} tokens)")
-        ranks = self._least_ranks(max_model_len)
-        if ranks is not None:
-            remedies.append(f"tensor parallelism over {ranks} devices")
-        return remedies
+def kv_pool(  # noqa: PLR0913 - one argument a knob
+    shape: ModelShape,
+    memory_nbytes: float,
+    *,
+    gpu_memory_utilization: float = 0.9,
+    weight_element_nbytes: float = 2,
+    kv_element_nbytes: float = 2,
+    tensor_parallel_size: int = 1,
+    runtime_nbytes: float = 0,
+    block_size: int = 16,
+) -> KVPool:
+    """Return what one card has left for KV.
 
-    def _least_ranks(self, num_tokens: int) -> int | None:
-        """Return how many devices would hold so many tokens; None: no usual number would."""
-        ranks = self.tensor_parallel_size * 2
-        while ranks <= _MOST_RANKS:
-            other = self.with_ranks(ranks)
-            if other.num_blocks * self.block_size >= num_tokens:
-                return ranks
-            ranks *= 2
-        return None
-
-
-def num_kv_blocks(pool_nbytes: int, block_size: int, kv_nbytes_per_token: int) -> int:
-    """Return the whole KV blocks that a pool holds, 0 of one that is negative."""
-    return max(0, pool_nbytes // (block_size * kv_nbytes_per_token))
-
-
-def sustainable_seqs(
-    num_blocks: int, block_size: int, average_context: int, max_num_seqs: int
-) -> tuple[int, Limit]:
-    """Return how many sequences run at once without preempting each other, and what binds.
-
-    The pool bounds them to its tokens over those of an average sequence; ties are the pool's.
-    """
-    if average_context < 1 or max_num_seqs < 1:
-        raise ConfigError(
-            f"an average context of {average_context} tokens and {max_num_seqs} sequences: both "
-            "must be at least 1"
-        )
-    by_kv = num_blocks * block_size // average_context
-    return (by_kv, Limit.KV) if by_kv <= max_num_seqs else (max_num_seqs, Limit.MAX_NUM_SEQS)
-
-
-def prefill_chunks(num_tokens: int, budget: int, num_decodes: int = 0) -> tuple[int, ...]:
-    """Return the tokens of a prompt that each step computes, beside so many decodes.
+    ``memory * gpu_memory_utilization - weights - runtime``, all on one rank.
 
     Args:
-        budget: tokens of a step, of which every decode takes one first.
+        memory_nbytes: of the card. runtime_nbytes: activations, graphs and the runtime's own.
 
     Raises:
-        ConfigError: the decodes leave no token for prefills.
+        CapacityError: nothing is left: the weights do not load.
     """
-    left = budget - num_decodes
-    if left < 1:
-        raise ConfigError(
-            f"{num_decodes} decodes leave nothing of a step of {budget} tokens; raise "
-            "max_num_batched_tokens, or lower max_num_seqs"
+    weights = shape.num_params * weight_element_nbytes / tensor_parallel_size
+    claimed = memory_nbytes * gpu_memory_utilization
+    per_token = shape.kv_nbytes_per_token(kv_element_nbytes, tensor_parallel_size)
+    left = int(claimed - weights - runtime_nbytes)
+    if left < block_size * per_token:
+        cards = -(-int(shape.num_params * weight_element_nbytes) // max(int(claimed), 1))
+        raise CapacityError(
+            f"{format_size(int(weights))} of weights a card leave no KV block in "
+            f"{format_size(int(claimed))} ({gpu_memory_utilization:g} of "
+            f"{format_size(int(memory_nbytes))}): the model does not load. Any of these helps: "
+            f"tensor_parallel_size of more than {cards}, fp8 weights, a card with more memory"
         )
-    whole, rest = divmod(num_tokens, left)
-    return (left,) * whole + ((rest,) if rest else ())
-
-
-def _gb(nbytes: float) -> str:
-    return f"{nbytes / 1e9:,.1f} GB"
+    return KVPool(left, per_token, block_size)

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvtiers.cost.capacity import (
+from kvtiers.cost.capacity import Limit
+from kvtiers.cost.catalogue import known_hardware
+from kvtiers.cost.engine_memory import (
     ACTIVATION_NBYTES,
     RUNTIME_NBYTES,
     EngineMemory,
-    Limit,
     prefill_chunks,
-    sustainable_seqs,
 )
-from kvtiers.cost.catalogue import known_hardware
 from kvtiers.cost.hardware import Figure
 from kvtiers.cost.model_source import load_shape
 
@@ -142,17 +141,16 @@ def work_out(plan: CapacityPlan) -> CapacityResult:
 
 
 def _pool(plan: CapacityPlan, memory: EngineMemory) -> PoolSize:
-    blocks = memory.num_blocks
-    num, limit = sustainable_seqs(blocks, plan.block_size, plan.average_context, plan.max_num_seqs)
-    num_tokens = blocks * plan.block_size
+    pool = memory.pool
+    found = pool.concurrency(plan.average_context, plan.max_num_seqs)
     return PoolSize(
         kv_dtype=memory.kv_dtype,
         nbytes_per_token=memory.kv_nbytes_per_token,
-        num_blocks=blocks,
-        num_tokens=num_tokens,
-        num_seqs_by_kv=num_tokens // plan.average_context,
-        num_seqs=num,
-        limit=limit,
+        num_blocks=pool.num_blocks,
+        num_tokens=pool.num_tokens,
+        num_seqs_by_kv=found.num_kv,
+        num_seqs=found.num_sequences,
+        limit=found.limit,
     )
 
 

@@ -107,13 +107,13 @@ class Engine:
         for request in (*schedule.resumed, *schedule.admitted):
             self._note_admission(request, started)
         known = self._outputs.will_compute(schedule)
-        contexts = [sequence.num_computed for _, sequence in schedule.sequences.values()]
-        sequences = {name: pair[1] for name, pair in schedule.sequences.items()}
-        orders = self._tiers.orders(known, sequences, sum(schedule.num_tokens.values()))
-        result = self.runner.run(self._work(schedule, idle_until), orders)
+        work = self._work(schedule, idle_until)
+        num_tokens = self.settings.max_num_batched_tokens - schedule.budget
+        orders = self._tiers.orders(known, schedule.work, num_tokens)
+        result = self.runner.run(work, orders)
         self._settle_loads(schedule, result)
         taken = self._outputs.take(schedule, result, self.now)
-        self._tell(schedule, contexts, result, told=bool(known))
+        self._tell(work, result, told=bool(known))
         for served in taken.finished:
             request = self._requests.pop(served.request_id)
             self.scheduler.leave(request)
@@ -193,20 +193,19 @@ class Engine:
                 self._loads[sequence.sequence_id] = (request, sequence)
 
     def _work(self, schedule: Schedule, idle_until: float | None) -> StepWork:
-        work = []
-        for name, num in schedule.num_tokens.items():
-            request, sequence = schedule.sequences[name]
-            work.append(
-                SequenceWork(
-                    name,
-                    sequence.token_ids,
-                    sequence.num_computed,
-                    num,
-                    sequence.num_known,
-                    sequence.block_ids,
-                    self._outputs.num_samples(request, sequence, num),
-                )
+        num_samples = self._outputs.num_samples
+        work = [
+            SequenceWork(
+                name,
+                sequence.token_ids,
+                sequence.num_computed,
+                num,
+                sequence.num_known,
+                sequence.block_ids,
+                num_samples(request, sequence, num),
             )
+            for name, (request, sequence, num) in schedule.work.items()
+        ]
         return StepWork(work, self._outputs.take_copies(), idle_until)
 
     def _settle_loads(self, schedule: Schedule, result: StepResult) -> None:
@@ -231,15 +230,14 @@ class Engine:
             for sequence in request.live:
                 self._outputs.lose(request, sequence, failed, schedule)
 
-    def _tell(
-        self, schedule: Schedule, contexts: Sequence[int], result: StepResult, *, told: bool
-    ) -> None:
+    def _tell(self, work: StepWork, result: StepResult, *, told: bool) -> None:
         """Let kvtiers learn from a step."""
         connector = self.runner.connector
         if connector is None:
             return
-        num_new = list(schedule.num_tokens.values())
-        if result.pure and num_new:
+        if result.pure and work.sequences:
+            num_new = [it.num_tokens for it in work.sequences]
+            contexts = [it.start for it in work.sequences]
             connector.step_took(num_new, contexts, result.compute_seconds)
         if result.report is not None:
             connector.reported(result.report)
@@ -254,7 +252,7 @@ class Engine:
             gauges.kv_use,
             len(schedule.preempted),
             gauges.num_waiting + gauges.num_swapped,
-            sum(taken.num_tokens.values()),
+            self.settings.max_num_batched_tokens - schedule.budget,
             taken.num_again,
         )
         return StepReport(

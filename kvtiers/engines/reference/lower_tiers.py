@@ -120,7 +120,7 @@ class LowerTiers:
     def orders(
         self,
         num_computed_tokens: dict[str, int],
-        sequences: Mapping[str, TokenSequence],
+        work: Mapping[str, tuple[Request, TokenSequence, int]],
         num_scheduled_tokens: int,
     ) -> StepOrders | None:
         """Return what ranks have to do around the step that the arguments describe."""
@@ -128,7 +128,7 @@ class LowerTiers:
             return None
 
         def block_ids(sequence_id: str) -> list[list[int]]:
-            return [self.table(sequences[sequence_id])]
+            return [self.table(work[sequence_id][1])]
 
         written, self._written = self._written, set()
         preempted, self._preempted = self._preempted, []

@@ -43,8 +43,7 @@ class Outputs:
         afterwards, of prompts and of those that fill a block."""
         size = self._settings.hash_tokens
         known = {}
-        for name, num in schedule.num_tokens.items():
-            request, sequence = schedule.sequences[name]
+        for name, (request, sequence, num) in schedule.work.items():
             before = sequence.num_computed
             after = min(before + num, sequence.num_known)
             if after // size > before // size or before < request.new.num_prompt_tokens:
@@ -55,7 +54,7 @@ class Outputs:
         """Return how many tokens a sequence needs from its last known position."""
         if sequence.num_computed + num < sequence.num_known:
             return 0
-        forks = len(request.sequences) == 1 and self._is_at_prompt(request, sequence)
+        forks = len(request.sequences) == 1 and sequence.num_known == request.new.num_prompt_tokens
         return request.new.num_sequences if forks else 1
 
     def take_copies(self) -> list[tuple[int, int]]:
@@ -83,31 +82,24 @@ class Outputs:
         )
         sequence.num_computed = kept
         sequence.num_hashed = min(sequence.num_hashed, bad)
-        schedule.sequences.pop(sequence.sequence_id, None)
+        schedule.work.pop(sequence.sequence_id, None)
 
     def take(self, schedule: Schedule, result: StepResult, now: float) -> Taken:
         """Apply a step to all that were in it, but for those whose blocks never came."""
         taken = Taken()
-        for name, (request, sequence) in schedule.sequences.items():
-            num, tokens = schedule.num_tokens[name], result.tokens.get(name, ())
+        for name, (request, sequence, num) in schedule.work.items():
+            tokens = result.tokens.get(name, ())
+            if sequence.num_known > request.new.num_prompt_tokens and num == 1 == len(tokens):
+                self._decoded(taken, request, sequence, tokens[0], now)
+                continue
             self._count(taken, request, sequence, num)
             if not tokens:
                 sequence.num_computed += num
                 self._cache(sequence)
-                continue
-            at_prompt = self._is_at_prompt(request, sequence)
-            sequence.num_computed = sequence.num_known
-            if at_prompt and request.first_token_at is None:
-                request.first_token_at = now
-                taken.first_tokens.append(request.request_id)
-            forks = at_prompt and len(request.sequences) == 1 and request.new.num_sequences > 1
-            mine = tokens[:1] if forks else tokens
-            self._append(taken, request, sequence, mine, now)
-            if forks:
-                for idx, token in enumerate(tokens[1:], 1):
-                    other = self._fork(request, sequence, idx)
-                    self._append(taken, request, other, [token], now)
-            self._end(taken, request, now)
+            elif sequence.num_known == request.new.num_prompt_tokens:
+                self._begin(taken, request, sequence, tokens, now)
+            else:
+                self._append(taken, request, sequence, tokens, now)
         return taken
 
     def served(self, request: Request, reason: FinishReason, now: float) -> Served:
@@ -135,10 +127,6 @@ class Outputs:
     # -- internals --------------------------------------------------------------------
 
     @staticmethod
-    def _is_at_prompt(request: Request, sequence: TokenSequence) -> bool:
-        return sequence.num_known == request.new.num_prompt_tokens
-
-    @staticmethod
     def _count(taken: Taken, request: Request, sequence: TokenSequence, num: int) -> None:
         known = min(num, sequence.num_missing)
         again = max(0, min(sequence.num_computed + known, sequence.num_ever_computed))
@@ -150,6 +138,45 @@ class Outputs:
         request.num_recomputed_tokens += again
         sequence.num_ever_computed = max(sequence.num_ever_computed, sequence.num_computed + known)
 
+    def _decoded(
+        self, taken: Taken, request: Request, sequence: TokenSequence, token: int, now: float
+    ) -> None:
+        """Give a sequence its next token: what `_append` does, for most tokens of all."""
+        name, num_computed = request.new.request_id, sequence.num_known
+        request.num_computed_tokens += 1
+        taken.num_tokens[name] = taken.num_tokens.get(name, 0) + 1
+        taken.num_output_tokens += 1
+        taken.itl_seconds.append(now - sequence.last_token_at)
+        sequence.last_token_at = now
+        sequence.num_computed = sequence.num_ever_computed = num_computed
+        sequence.num_known = num_computed + 1
+        if sequence.token_ids is not None:
+            sequence.token_ids.append(token)
+        size = self._settings.hash_tokens
+        if not num_computed % size or not (num_computed + 1) % size:
+            sequence.extend_hashes()
+            self._cache(sequence)
+        if sequence.num_known == sequence.num_most or token in request.new.stop_token_ids:
+            sequence.over = True
+            self._end(taken, request, now)
+
+    def _begin(
+        self,
+        taken: Taken,
+        request: Request,
+        sequence: TokenSequence,
+        tokens: Sequence[int],
+        now: float,
+    ) -> None:
+        """Give a request its first token, or each sequence of a group its own."""
+        if request.first_token_at is None:
+            request.first_token_at = now
+            taken.first_tokens.append(request.request_id)
+        others = [self._fork(request, sequence, idx) for idx in range(1, request.new.num_sequences)]
+        for each, token in zip((sequence, *others), tokens, strict=True):
+            each.last_token_at = now
+            self._append(taken, request, each, [token], now)
+
     def _append(
         self,
         taken: Taken,
@@ -159,23 +186,24 @@ class Outputs:
         now: float,
     ) -> None:
         """Give a sequence its tokens, as far as its end."""
-        new = request.new
-        left = new.num_prompt_tokens + new.max_tokens - sequence.num_known
-        kept = list(tokens[:left])
-        stop = next((i for i, token in enumerate(kept) if token in new.stop_token_ids), None)
+        kept = list(tokens[: sequence.num_most - sequence.num_known])
+        stop_ids = request.new.stop_token_ids
+        stop = next((i for i, token in enumerate(kept) if token in stop_ids), None)
         if stop is not None:
             del kept[stop + 1 :]
-        first = self._is_at_prompt(request, sequence)
+        first = sequence.num_known == request.new.num_prompt_tokens
         sequence.append(kept)
         # Of several tokens all but the last were guessed, and their KV is there.
-        sequence.num_computed = max(sequence.num_computed, sequence.num_known - 1)
+        sequence.num_computed = sequence.num_known - 1
         sequence.num_ever_computed = max(sequence.num_ever_computed, sequence.num_computed)
         taken.num_output_tokens += len(kept)
         if not first:
             taken.itl_seconds += [(now - sequence.last_token_at) / len(kept)] * len(kept)
         sequence.last_token_at = now
         self._cache(sequence)
-        sequence.over = stop is not None or len(kept) == left
+        sequence.over = stop is not None or sequence.num_known == sequence.num_most
+        if sequence.over:
+            self._end(taken, request, now)
 
     def _cache(self, sequence: TokenSequence) -> None:
         num = min(sequence.num_computed // self._settings.hash_tokens, len(sequence.hashes))
@@ -207,9 +235,6 @@ class Outputs:
                 self._pool.free(sequence.block_ids)
                 sequence.lose_blocks()
         if all(sequence.over for sequence in request.sequences):
-            stopped = any(
-                s.num_known < request.new.num_prompt_tokens + request.new.max_tokens
-                for s in request.sequences
-            )
+            stopped = any(s.num_known < s.num_most for s in request.sequences)
             reason = FinishReason.STOP if stopped else FinishReason.LENGTH
             taken.finished.append(self.served(request, reason, now))

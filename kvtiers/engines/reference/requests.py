@@ -72,6 +72,7 @@ class TokenSequence:
     Attributes:
         hash_tokens: tokens of a hashed block. hashes: of the full blocks of its known tokens.
         token_ids: None where tokens have no ids. num_known: tokens, prompt and output.
+        num_most: known tokens with which it ends.
         num_computed: leading tokens whose KV is in `block_ids`, or is being loaded there.
         num_hashed: leading hashes that were offered to the prefix cache.
         num_ever_computed: the most that `num_computed` has been: beyond is new.
@@ -83,6 +84,7 @@ class TokenSequence:
     hashes: list[bytes]
     token_ids: list[int] | None
     num_known: int
+    num_most: int
     names: Sequence[bytes] = ()
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -95,10 +97,11 @@ class TokenSequence:
     def of(cls, new: NewRequest, hash_tokens: int) -> TokenSequence:
         """Return the first sequence of a request: its prompt."""
         ids = None if new.prompt_token_ids is None else list(new.prompt_token_ids)
+        num = new.num_prompt_tokens
         sequence = cls(
-            new.request_id, hash_tokens, [], ids, new.num_prompt_tokens, names=new.block_hashes
+            new.request_id, hash_tokens, [], ids, num, num + new.max_tokens, new.block_hashes
         )
-        sequence._extend_hashes()
+        sequence.extend_hashes()
         return sequence
 
     def fork(self, idx: int, num_prompt_tokens: int) -> TokenSequence:
@@ -111,6 +114,7 @@ class TokenSequence:
             hashes,
             ids,
             num_prompt_tokens,
+            self.num_most,
             num_computed=num_prompt_tokens,
             num_hashed=self.num_hashed,
             num_ever_computed=num_prompt_tokens,
@@ -126,16 +130,18 @@ class TokenSequence:
         self.num_known += len(tokens)
         if self.token_ids is not None:
             self.token_ids += tokens
-        if self.num_known // self.hash_tokens > len(self.hashes):
-            self._extend_hashes()
+        self.extend_hashes()
 
     def lose_blocks(self) -> None:
         """Hold no KV any more."""
         self.block_ids = []
         self.num_computed = self.num_hashed = 0
 
-    def _extend_hashes(self) -> None:
+    def extend_hashes(self) -> None:
+        """Hash the full blocks of known tokens that are not hashed yet."""
         first, end = len(self.hashes), self.num_known // self.hash_tokens
+        if end <= first:
+            return
         if self.token_ids is not None:
             parent = self.hashes[-1] if self.hashes else None
             ids = self.token_ids[first * self.hash_tokens : end * self.hash_tokens]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.worker import Loaded
 from kvtiers.model.messages import StepOrders, WorkerReport
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceWork:
-    """Tokens of one sequence to compute in a step.
+class SequenceWork(NamedTuple):
+    """Tokens of one sequence to compute in a step; a tuple, for there are millions.
 
     Attributes:
         sequence_id: the request's, or "REQUEST#i" of a group's sequence.

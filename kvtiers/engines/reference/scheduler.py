@@ -19,14 +19,13 @@ class Schedule:
     """What a step is going to do.
 
     Attributes:
-        num_tokens: the step itself: sequence id to tokens. sequences: those, by id.
+        work: the step itself: sequence id to the sequence, whose it is, and its tokens.
         budget: tokens that are left.
         loading: ids of sequences that load within the step.
     """
 
     budget: int
-    num_tokens: dict[str, int] = field(default_factory=dict)
-    sequences: dict[str, tuple[Request, TokenSequence]] = field(default_factory=dict)
+    work: dict[str, tuple[Request, TokenSequence, int]] = field(default_factory=dict)
     loading: set[str] = field(default_factory=set)
     admitted: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
@@ -35,16 +34,14 @@ class Schedule:
 
     def compute(self, request: Request, sequence: TokenSequence, num: int) -> None:
         """Give a sequence tokens."""
-        self.num_tokens[sequence.sequence_id] = num
-        self.sequences[sequence.sequence_id] = (request, sequence)
+        self.work[sequence.sequence_id] = (request, sequence, num)
         self.budget -= num
 
     def drop(self, request: Request) -> None:
         """Take back what a request was given."""
         for sequence in request.sequences:
-            if sequence.sequence_id in self.sequences:
-                del self.sequences[sequence.sequence_id]
-                self.budget += self.num_tokens.pop(sequence.sequence_id)
+            if sequence.sequence_id in self.work:
+                self.budget += self.work.pop(sequence.sequence_id)[2]
 
 
 class _Verdict(Enum):
@@ -77,11 +74,11 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Return the next step; who it preempts and admits is so from now on."""
         step = Schedule(self.settings.max_num_batched_tokens)
-        self._schedule_running(step, decodes=True)
-        self._schedule_running(step, decodes=False)
+        self._schedule_running(step)
         if not step.preempted:  # else there is no room for anybody
-            step.resumed = self._admit(self.swapped, step)
-            if not len(self.swapped):
+            if self.swapped:
+                step.resumed = self._admit(self.swapped, step)
+            if self.waiting and not self.swapped:
                 step.admitted = self._admit(self.waiting, step)
         return step
 
@@ -126,18 +123,24 @@ class Scheduler:
 
     # -- who runs ---------------------------------------------------------------------
 
-    def _schedule_running(self, step: Schedule, *, decodes: bool) -> None:
-        """Schedule the decodes, or the prefills, of those that run."""
-        for request in list(self.running):
+    def _schedule_running(self, step: Schedule) -> None:
+        """Schedule the decodes of those that run, and then their prefills."""
+        size, guesses = self.settings.block_size, self.settings.num_speculative_tokens
+        prefills = []
+        for request in self.running.copy():
             for sequence in request.live:
-                if request.state is not State.RUNNING or step.budget <= 0:
+                if request.state is not State.RUNNING or request.loading or step.budget <= 0:
                     break
-                if (sequence.num_missing == 1) is not decodes or request.loading:
-                    continue
-                if decodes:
+                num_computed = sequence.num_computed
+                if sequence.num_known - num_computed > 1:
+                    prefills.append((request, sequence))
+                elif guesses or num_computed >= len(sequence.block_ids) * size:
                     self._decode(step, request, sequence)
-                else:
-                    step.compute(request, sequence, self._chunk(sequence, step.budget))
+                else:  # most decodes, and there are many: its block has room
+                    step.compute(request, sequence, 1)
+        for request, sequence in prefills:
+            if step.budget > 0 and request.state is State.RUNNING:
+                step.compute(request, sequence, self._chunk(sequence, step.budget))
 
     def _decode(self, step: Schedule, request: Request, sequence: TokenSequence) -> None:
         """Give a sequence its next token, and those that are tried beyond it."""

@@ -1,17 +1,10 @@
-"""Every worked number of the capacity arithmetic."""
-
 from dataclasses import replace
 
 import pytest
 
-from kvtiers.cost.capacity import (
-    EngineMemory,
-    Limit,
-    num_kv_blocks,
-    prefill_chunks,
-    sustainable_seqs,
-)
+from kvtiers.cost.capacity import KVPool, Limit
 from kvtiers.cost.catalogue import known_hardware
+from kvtiers.cost.engine_memory import EngineMemory, prefill_chunks
 from kvtiers.cost.known_models import known_model
 from kvtiers.model.errors import CapacityError, ConfigError
 
@@ -30,28 +23,35 @@ def test_kv_bytes_of_a_token(model, nbytes):
     assert memory(model).kv_nbytes_per_token == nbytes
 
 
+def seqs(pool: KVPool, average_context: int, max_num_seqs: int):
+    found = pool.concurrency(average_context, max_num_seqs)
+    return found.num_sequences, found.limit
+
+
 def test_pool_of_120_gb_holds_about_400_000_tokens_and_100_sequences_of_4000():
-    num_blocks = num_kv_blocks(120 * GB, 16, 300_000)
-    assert num_blocks * 16 == 400_000
-    assert sustainable_seqs(num_blocks, 16, 4000, 256) == (100, Limit.KV)
+    pool = KVPool(120 * GB, 300_000)
+    assert pool.num_tokens == 400_000
+    assert seqs(pool, 4000, 256) == (100, Limit.KV)
 
 
 def test_what_binds_is_the_smaller_of_kv_and_max_num_seqs():
-    blocks = 60 * 4000 // 16
-    assert sustainable_seqs(blocks, 16, 4000, 256) == (60, Limit.KV)
-    assert sustainable_seqs(blocks, 16, 4000, 59) == (59, Limit.MAX_NUM_SEQS)
-    assert sustainable_seqs(blocks, 16, 4000, 60) == (60, Limit.KV)
+    pool = KVPool(60 * 4000 * 300_000, 300_000)
+    assert seqs(pool, 4000, 256) == (60, Limit.KV)
+    assert seqs(pool, 4000, 59) == (59, Limit.MAX_NUM_SEQS)
+    assert seqs(pool, 4000, 60) == (60, Limit.KV)
 
 
 def test_pool_is_what_weights_and_runtime_leave():
     found = memory(utilization=0.9, runtime_nbytes=4 * GB)
     assert found.pool_nbytes == 72 * GB - known_model("llama-3.1-8b").shape.num_params * 2 - 4 * GB
-    assert found.num_blocks == found.pool_nbytes // (16 * 131_072)
+    assert found.pool.num_blocks == found.pool_nbytes // (16 * 131_072)
 
 
 def test_fp8_about_doubles_the_pool():
     found = memory()
-    assert found.with_kv_dtype("fp8").num_blocks / found.num_blocks == pytest.approx(2, rel=1e-3)
+    assert found.with_kv_dtype("fp8").pool.num_tokens == pytest.approx(
+        2 * found.pool.num_tokens, rel=1e-3
+    )
 
 
 def test_tensor_parallelism_divides_weights_and_kv_heads_but_not_below_one():
@@ -75,7 +75,7 @@ def test_70b_in_16_bits_does_not_load_on_one_card_of_80_gb():
 
 def test_longest_sequence_must_fit_and_each_remedy_holds_what_it_promises():
     found = memory(hardware="l40s", utilization=0.6)
-    room = found.num_blocks * 16
+    room = found.pool.num_tokens
     found.check(room)
     with pytest.raises(CapacityError) as caught:
         found.check(room + 10_000)
@@ -110,4 +110,4 @@ def test_values_without_sense_are_refused():
     with pytest.raises(ConfigError, match=r"utilization 1\.5 must be above 0"):
         memory(utilization=1.5)
     with pytest.raises(ConfigError, match="must be at least 1"):
-        sustainable_seqs(1, 16, 0, 1)
+        memory(block_size=0)
