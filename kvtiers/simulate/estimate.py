@@ -68,7 +68,7 @@ class Estimator:
     def guess(self, dram_tokens: float, store_tokens: float) -> Guess:
         """Guess for tiers of some sizes; 0 for none."""
         distances, prompt = self._distances, self._distances.num_prompt_tokens
-        reach = [self._hbm_tokens]
+        reach: list[float] = [self._hbm_tokens]
         reach.append(max(self._hbm_tokens, dram_tokens))
         reach.append(reach[-1] + store_tokens)
         hits = [distances.hit_tokens(tokens) for tokens in reach]

@@ -35,8 +35,8 @@ class Percentiles:
         if not len(values):
             return cls()
         found = np.asarray(values, dtype=np.float64)
-        marks = np.percentile(found, (50, 90, 95, 99)).tolist()
-        return cls(len(found), float(found.mean()), *marks, float(found.max()))
+        p50, p90, p95, p99 = np.percentile(found, (50, 90, 95, 99)).tolist()
+        return cls(len(found), float(found.mean()), p50, p90, p95, p99, float(found.max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,7 @@ class Timeline:
         """Keep every second sample, and take half as many from now on."""
         span = self.seconds[-1] - self.seconds[0]
         self._apart = max(2 * self._apart, 2 * span / _MOST_SAMPLES)
-        for column in (
-            self.seconds,
-            self.kv_use,
-            self.num_running,
-            self.num_waiting,
-            self.num_swapped,
-            *self.tiers.values(),
-        ):
-            del column[1::2]
+        for shares in (self.seconds, self.kv_use, *self.tiers.values()):
+            del shares[1::2]
+        for counts in (self.num_running, self.num_waiting, self.num_swapped):
+            del counts[1::2]

@@ -224,27 +224,26 @@ class _Search:
         before: Trial,
         ceiling: Trial,
     ) -> None:
-        """Replay the cheapest sizes that the guess believes in; be warier after each failure, and
-        bolder after each success."""
+        """Replay the cheapest sizes that the guess believes in; then halve what lies between the
+        dearest that failed and the cheapest that did."""
         prices = self._plan.prices
         by_cost = sorted(guesses[1:], key=lambda it: _cost(prices, it[0]))
         tried = {before.size, ceiling.size}
         demand, cheapest, dearest_failed = self._demand(before), _cost(prices, ceiling.size), 0.0
         most, num_tries = 2.0 * demand, 0
         while num_tries < _MOST_TRIES and demand <= most:
-            wanted = next(
-                (
-                    it
-                    for it in by_cost
-                    if it[0] not in tried
-                    and dearest_failed <= _cost(prices, it[0]) < cheapest
-                    and self._hopeful(it[1], demand)
-                ),
-                None,
-            )
-            if wanted is None:
+            hopeful = [
+                it
+                for it in by_cost
+                if it[0] not in tried
+                and dearest_failed <= _cost(prices, it[0]) < cheapest
+                and self._hopeful(it[1], demand)
+            ]
+            if not hopeful:
                 demand *= 1.15
                 continue
+            # The cheapest one first; then what halves the range between a failure and a success.
+            wanted = hopeful[len(hopeful) // 2 if num_tries else 0]
             trial = self._try("cheapest that may do", machine, *wanted)
             if trial is None:
                 return
