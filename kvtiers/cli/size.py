@@ -176,6 +176,8 @@ def _show(sizing: Sizing) -> None:
     for row in trial_rows(sizing):
         table.add_row(*row)
     console = Console()
+    if not console.is_terminal:  # a file has room for every column
+        console = Console(width=140)
     console.print(table)
     for text in sentences(sizing):
         console.print(text, markup=False)

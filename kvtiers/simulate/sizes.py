@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvtiers.model.config import Config, parse_mapping
+from kvtiers.model.config_yaml import write_yaml
 from kvtiers.model.frame import ALIGNMENT
 from kvtiers.model.units import format_size
 from kvtiers.simulate.machine import MachinePlan
@@ -58,6 +59,11 @@ def candidates(working_set_nbytes: float) -> list[Size]:
     for dram in drams or [_GIB]:
         found += [Size(dram, store) for store in (0, *stores)]
     return [*found, Size(every, 0)]
+
+
+def minimal_yaml(config: Config) -> str:
+    """Return what was set of a configuration, as a file."""
+    return write_yaml(config.model_dump(mode="json", by_alias=True, exclude_unset=True))
 
 
 def frame_nbytes_per_token(machine: MachinePlan) -> float:

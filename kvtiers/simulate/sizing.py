@@ -7,14 +7,19 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from kvtiers.model.config import dump_yaml
 from kvtiers.model.errors import CapacityError
 from kvtiers.simulate.arrivals import ArrivalPlan
 from kvtiers.simulate.estimate import Estimator, Guess
 from kvtiers.simulate.goal import Goal, GoalKind, Prices
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.replay import Progress, Replay, ReplayPlan, replay
-from kvtiers.simulate.sizes import STORE, Size, candidates, frame_nbytes_per_token
+from kvtiers.simulate.sizes import (
+    STORE,
+    Size,
+    candidates,
+    frame_nbytes_per_token,
+    minimal_yaml,
+)
 from kvtiers.simulate.stack import Curve, StackDistances
 from kvtiers.simulate.trace import Trace, infinite_hit_tokens
 
@@ -167,7 +172,7 @@ class _Search:
             trials=self._trials,
             chosen=self._chosen,
             limit=self._limit(chosen, infinite),
-            yaml=None if config is None else dump_yaml(config),
+            yaml=None if config is None else minimal_yaml(config),
             complete=self._complete,
         )
 
@@ -208,7 +213,7 @@ class _Search:
             return
         if plan.goal.kind is GoalKind.COST:
             self._spend(machine, guesses)
-        elif ceiling.met:
+        elif ceiling.met and not before.met:
             self._narrow(machine, guesses, before, ceiling)
         met = [t for t in self._trials if t.kv_dtype == dtype and t.met]
         if met:

@@ -13,12 +13,13 @@ from kvtiers.simulate.sizing_report import sentences, write_sizing
 from kvtiers.simulate.trace import Trace
 
 GIB = 2**30
-MACHINE = MachinePlan("llama-3.1-8b", "l40s", utilization=0.6)
-DOCUMENTS = generate(Workload("documents", 120, requests_per_second=1.0, seed=3))
+MACHINE = MachinePlan("llama-3.1-8b", "l40s", utilization=0.7)
+DOCUMENTS = generate(Workload("documents", 100, requests_per_second=0.4, seed=3))
 
 
 def size(goal="ttft-p90=0.7x", **more):
-    plan = {"trace": DOCUMENTS, "machine": MACHINE, "goal": Goal.parse(goal)} | more
+    plan = {"trace": DOCUMENTS, "machine": MACHINE, "goal": Goal.parse(goal), "warmup": 0.2}
+    plan |= more
     return size_tiers(SizingPlan(**plan))
 
 
