@@ -74,13 +74,11 @@ class BlockPool:
         if num > len(self._free):
             raise ProtocolError(f"{num} blocks are wanted, {len(self._free)} are free")
         pop, refs, hash_of = self._free.popitem, self._refs, self._hash_of
-        taken = []
-        for _ in range(num):
-            block_id, _ = pop(last=False)
+        taken = [pop(last=False)[0] for _ in range(num)]
+        for block_id in taken:
             refs[block_id] = 1
             if block_id in hash_of:
                 self._forget(hash_of[block_id])
-            taken.append(block_id)
         return taken
 
     def hold(self, block_ids: Iterable[int]) -> None:

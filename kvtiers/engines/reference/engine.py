@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kvtiers.engines.reference.block_pool import BlockPool
 from kvtiers.engines.reference.lower_tiers import LowerTiers
@@ -14,6 +15,8 @@ from kvtiers.engines.reference.scheduler import Schedule, Scheduler
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.engines.reference.thrash import ThrashDetector
 from kvtiers.model.errors import CapacityError, ConfigError
+
+_DECODES_PER_LESSON: Final = 8
 
 
 class Engine:
@@ -235,8 +238,10 @@ class Engine:
         connector = self.runner.connector
         if connector is None:
             return
-        if result.pure and work.sequences:
-            num_new = [it.num_tokens for it in work.sequences]
+        num_new = [it.num_tokens for it in work.sequences]
+        # Steps of decodes only are much like those before them: some of them teach enough.
+        teaches = sum(num_new) > len(num_new) or self._num_steps % _DECODES_PER_LESSON == 0
+        if result.pure and num_new and teaches:
             contexts = [it.start for it in work.sequences]
             connector.step_took(num_new, contexts, result.compute_seconds)
         if result.report is not None:

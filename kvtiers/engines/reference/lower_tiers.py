@@ -111,11 +111,7 @@ class LowerTiers:
         if self._per_hash == 1:
             self._written.update(block_ids)
             return
-        run_of, written = self._run_of, self._written
-        for block_id in block_ids:
-            run = run_of.pop(block_id, None)
-            if run is not None:
-                written.add(run)
+        self._written.update(filter(None, map(self._run_of.get, block_ids)))
 
     def orders(
         self,
@@ -141,9 +137,8 @@ class LowerTiers:
         size, block_ids = self._per_hash, sequence.block_ids
         if size == 1:
             return list(block_ids)
-        names = block_ids[::size]
-        for idx, name in enumerate(names):
-            if self._run_of.get(name) != name or idx == len(names) - 1:
-                run = block_ids[idx * size : (idx + 1) * size]
-                self._run_of.update(dict.fromkeys(run, name))
-        return names
+        for first in range(sequence.num_named * size, len(block_ids), size):
+            run = block_ids[first : first + size]
+            self._run_of.update(dict.fromkeys(run, run[0]))
+        sequence.num_named = len(block_ids) // size
+        return block_ids[::size]

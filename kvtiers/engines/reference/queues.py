@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
 
 from kvtiers.engines.reference.requests import Request
 from kvtiers.engines.reference.settings import Policy
@@ -21,8 +20,8 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[Request]:
-        return (request for _, _, request in self._rows.copy())
+    def __getitem__(self, idx: int) -> Request:
+        return self._rows[idx][2]
 
     def append(self, request: Request) -> None:
         """Queue a newcomer."""

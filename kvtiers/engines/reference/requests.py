@@ -75,6 +75,7 @@ class TokenSequence:
         num_most: known tokens with which it ends.
         num_computed: leading tokens whose KV is in `block_ids`, or is being loaded there.
         num_hashed: leading hashes that were offered to the prefix cache.
+        num_named: leading runs of `block_ids` that kvtiers knows by name.
         num_ever_computed: the most that `num_computed` has been: beyond is new.
         last_token_at: when it got its last token. over: whether it will get no more.
     """
@@ -89,6 +90,7 @@ class TokenSequence:
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_hashed: int = 0
+    num_named: int = 0
     num_ever_computed: int = 0
     last_token_at: float = 0.0
     over: bool = False
@@ -135,7 +137,7 @@ class TokenSequence:
     def lose_blocks(self) -> None:
         """Hold no KV any more."""
         self.block_ids = []
-        self.num_computed = self.num_hashed = 0
+        self.num_computed = self.num_hashed = self.num_named = 0
 
     def extend_hashes(self) -> None:
         """Hash the full blocks of known tokens that are not hashed yet."""

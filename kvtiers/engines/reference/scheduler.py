@@ -189,18 +189,18 @@ class Scheduler:
 
     def _admit(self, queue: RequestQueue, step: Schedule) -> list[Request]:
         """Admit requests in their order, as far as there is room for them."""
-        admitted = []
-        num_places = sum(request.num_places for request in self.running)
-        for request in queue:
-            if step.budget <= 0 or num_places + request.num_places > self.settings.max_num_seqs:
-                break
+        admitted: list[Request] = []
+        idx = 0
+        while idx < len(queue) and step.budget > 0:
+            request = queue[idx]
             verdict = self._try(request, step)
             if verdict is _Verdict.NO_ROOM:
                 break
             if verdict is _Verdict.ADMITTED:
                 queue.remove(request)
-                num_places += request.num_places
                 admitted.append(request)
+            else:
+                idx += 1
         return admitted
 
     def _try(self, request: Request, step: Schedule) -> _Verdict:
@@ -209,6 +209,9 @@ class Scheduler:
             return _Verdict.PASSED_OVER
         claims = self._admission.claims(request)
         if not fits(claims, self.pool, self.settings.watermark_blocks):
+            return _Verdict.NO_ROOM
+        num_places = sum(running.num_places for running in self.running)
+        if num_places + request.num_places > self.settings.max_num_seqs:
             return _Verdict.NO_ROOM
         if not self._admission.find_loads(request, claims):
             return _Verdict.PASSED_OVER
