@@ -151,6 +151,8 @@ class _Search:
         plan = self._plan
         for dtype in plan.kv_dtypes:  # before anything slow: what would not start is refused
             replace(plan.machine, kv_dtype=dtype).settings(plan.trace)
+        for policy in plan.policies:
+            Size(2**30, 0).config(policy)
         distances = StackDistances.of(plan.trace)
         try:
             for dtype in plan.kv_dtypes:

@@ -54,10 +54,8 @@ def _dtype_sentences(sizing: Sizing) -> list[str]:
     for dtype in plan.kv_dtypes[1:]:
         if dtype not in bare or first not in bare:
             continue
-        text = (
-            f"With a {dtype} cache, p90 TTFT without tiers is {_row(bare[dtype])[5]} instead of "
-            f"{_row(bare[first])[5]}"
-        )
+        now, then = _row(bare[first])[5], _row(bare[dtype])[5]
+        text = f"With the KV cache in {dtype}, p90 TTFT without tiers is {then} instead of {now}"
         other = sizing.chosen.get(dtype)
         if other is not None:
             text += f"; the goal needs {other.size} ({_row(other)[5]})"

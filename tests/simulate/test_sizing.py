@@ -50,7 +50,7 @@ def test_the_answer_names_sizes_knee_limit_and_what_fp8_changes(halved):
     text = " ".join(sentences(halved))
     for word in ("Goal: p90 TTFT", "Cheapest found: DRAM", "What binds:", "Knee of the hit curve"):
         assert word in text
-    assert "With a fp8 cache, p90 TTFT without tiers is" in text
+    assert "With the KV cache in fp8, p90 TTFT without tiers is" in text
     assert "the goal needs" in text
 
 
