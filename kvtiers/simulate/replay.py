@@ -62,6 +62,7 @@ class Replay:
         seconds: from the first measured arrival to the end.
         infinite_hit_rate: of a cache that forgets nothing, on the same requests, in the trace's
             blocks, the last of which may be a part.
+        num_computed_tokens: by the engine, of prompts and outputs, again or for the first time.
         num_reloaded_tokens: brought from below HBM, over all admissions: recompute avoided.
         num_recomputed_tokens: computed once more after a preemption: recompute caused.
         saved_seconds: of prefill, that the hits of the first admissions spared, predicted.
@@ -88,6 +89,7 @@ class Replay:
     requests_per_second: float
     tokens: TokenSums
     infinite_hit_rate: float
+    num_computed_tokens: int
     num_reloaded_tokens: int
     num_recomputed_tokens: int
     saved_seconds: float
@@ -266,6 +268,7 @@ class _Drive:
             requests_per_second=len(served) / seconds,
             tokens=tokens,
             infinite_hit_rate=self._infinite(len(measured)),
+            num_computed_tokens=sum(it.num_computed_tokens for it in served),
             num_reloaded_tokens=sum(it.num_reloaded_tokens for it in served),
             num_recomputed_tokens=sum(it.num_recomputed_tokens for it in served),
             saved_seconds=self._saved_seconds(settings),

@@ -39,6 +39,8 @@ def test_hits_by_tier_and_computed_tokens_are_all_prompt_tokens():
     assert sum(tokens.hits.values()) + tokens.computed == tokens.prompt
     assert 0 < tokens.hit_rate <= found.infinite_hit_rate
     assert found.num_preemptions == 0
+    # What the engine says that it computed: all but the hits, and each output but its last token.
+    assert found.num_computed_tokens == tokens.computed + tokens.output - found.num_requests
     assert found.num_reloaded_tokens == tokens.hits["dram"] + tokens.hits["nvme"]
     assert found.saved_seconds > 0
 
