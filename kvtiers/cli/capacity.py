@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from kvtiers.cli import simulate_options as options
 from kvtiers.cli.output import JsonOption, echo_json, input_errors
 
 if TYPE_CHECKING:
@@ -15,67 +14,37 @@ if TYPE_CHECKING:
 
 
 def capacity(  # noqa: PLR0913, PLR0917 - one parameter an option
-    model: Annotated[
-        str, typer.Option("--model", help="A known model, such as llama-3.1-8b, or a config.json.")
-    ],
-    hardware: Annotated[str, typer.Option(help="A known device, such as h100.")],
-    dtype: Annotated[str, typer.Option(help="Data type of the weights: bf16, fp8, fp32.")] = "bf16",
-    kv_dtype: Annotated[
-        str, typer.Option("--kv-dtype", "--kv-cache-dtype", help="Data type of the KV cache.")
-    ] = "bf16",
-    tensor_parallel: Annotated[
-        int, typer.Option("--tensor-parallel", "--tp", min=1, help="Devices of one engine.")
-    ] = 1,
-    utilization: Annotated[
-        float, typer.Option(help="Share of a device's memory that the engine claims.")
-    ] = 0.9,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of the longest sequence; checked if given.")
-    ] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences of a batch.")] = 256,
-    step_tokens: Annotated[
-        int,
-        typer.Option(
-            "--step-tokens", "--max-num-batched-tokens", min=1, help="Budget of an engine step."
-        ),
-    ] = 8192,
-    average_context: Annotated[
-        int, typer.Option(min=1, help="Tokens of a running sequence, on average.")
-    ] = 4000,
-    prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="A prompt whose steps are counted.")
-    ] = 30_000,
-    decodes: Annotated[int, typer.Option(min=0, help="Sequences that decode beside it.")] = 0,
-    runtime_memory: Annotated[
-        str | None,
-        typer.Option(help="Memory of a device beside weights and KV, such as 4GiB; estimated."),
-    ] = None,
+    model: options.ModelOption,
+    hardware: options.HardwareOption,
+    dtype: options.DtypeOption = "bf16",
+    kv_dtype: options.KvDtypeOption = "bf16",
+    tensor_parallel: options.TensorParallelOption = 1,
+    utilization: options.UtilizationOption = 0.9,
+    block_size: options.BlockSizeOption = 16,
+    step_tokens: options.StepTokensOption = 8192,
+    max_num_seqs: options.MaxSeqsOption = 256,
+    max_model_len: options.MaxLenCheckOption = None,
+    average_context: options.AverageOption = 4000,
+    prompt_tokens: options.PromptOption = 30_000,
+    decodes: options.DecodesOption = 0,
+    runtime_memory: options.RuntimeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Work out the KV pool of an engine, the sequences that it sustains, and which limit binds."""
+    device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
+    knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     with input_errors(as_json):
         from kvtiers.cli.values import size
         from kvtiers.simulate.capacity import CapacityPlan, work_out
 
-        result = work_out(
-            CapacityPlan(
-                model=model,
-                hardware=hardware,
-                dtype=dtype,
-                kv_dtype=kv_dtype,
-                tensor_parallel_size=tensor_parallel,
-                utilization=utilization,
-                block_size=block_size,
-                max_model_len=max_model_len,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=step_tokens,
-                average_context=average_context,
-                prompt_tokens=prompt_tokens,
-                num_decodes=decodes,
-                runtime_nbytes=size(runtime_memory, "--runtime-memory"),
-            )
+        plan = CapacityPlan(
+            **options.engine_values(device, knobs),
+            average_context=average_context,
+            prompt_tokens=prompt_tokens,
+            num_decodes=decodes,
+            runtime_nbytes=size(runtime_memory, "--runtime-memory"),
         )
+        result = work_out(plan)
     if as_json:
         echo_json(result.to_plain())
     else:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,16 +25,9 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     hardware: options.HardwareOption,
     trace: options.TraceOption = None,
     generate: options.GenerateOption = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="The tiers: a YAML file; none without it.")
-    ] = None,
-    compare: Annotated[
-        list[Path] | None,
-        typer.Option("--compare", help="Another YAML file to compare with; may be given again."),
-    ] = None,
-    more: Annotated[
-        list[Path] | None, typer.Argument(help="Further files for --compare.", metavar="[YAML]...")
-    ] = None,
+    config: options.ConfigOption = None,
+    compare: options.CompareOption = None,
+    more: options.MoreOption = None,
     requests: options.NumRequestsOption = None,
     rate: options.RateOption = 2.0,
     seed: options.SeedOption = 0,
@@ -42,9 +35,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     speed: options.SpeedOption = 1.0,
     concurrency: options.ConcurrencyOption = None,
     warmup: options.WarmupOption = 0.0,
-    write_trace: Annotated[
-        Path | None, typer.Option(help="Write the generated trace to a JSONL file as well.")
-    ] = None,
+    write_trace: options.WriteTraceOption = None,
     dtype: options.DtypeOption = "bf16",
     kv_dtype: options.KvDtypeOption = "bf16",
     tensor_parallel: options.TensorParallelOption = 1,
@@ -55,9 +46,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     max_model_len: options.MaxLenOption = None,
     preemption: options.PreemptionOption = "cost",
     medium: options.MediumOption = None,
-    max_seconds: Annotated[
-        float | None, typer.Option(help="Stop each replay after so many seconds of real time.")
-    ] = None,
+    max_seconds: options.StopOption = None,
     output: options.OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,6 +54,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
 
     With --compare, and further files behind it, the same trace runs through each configuration.
     """
+    device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
+    knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     with input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.generate import write_trace as write
@@ -74,20 +65,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         if write_trace is not None:
             write(found, write_trace)
         machine = options.machine_plan(
-            {
-                "model": model,
-                "hardware": hardware,
-                "dtype": dtype,
-                "kv_dtype": kv_dtype,
-                "tensor_parallel_size": tensor_parallel,
-                "utilization": utilization,
-                "block_size": block_size,
-                "max_num_batched_tokens": step_tokens,
-                "max_num_seqs": max_num_seqs,
-                "max_model_len": max_model_len,
-            },
-            medium or (),
-            preemption,
+            options.engine_values(device, knobs), medium or (), preemption
         )
         shared: dict[str, Any] = {"trace": found, "machine": machine, "warmup": warmup}
         shared |= {"arrivals": ArrivalPlan(speed, concurrency), "max_seconds": max_seconds}

@@ -52,6 +52,9 @@ MaxLenOption = Annotated[
     int | None,
     _engine("--max-model-len", text="Longest sequence; as the trace needs and HBM holds.", min=1),
 ]
+MaxLenCheckOption = Annotated[
+    int | None, _engine("--max-model-len", text="Longest sequence; checked if given.", min=1)
+]
 PreemptionOption = Annotated[
     str, _engine("--preemption", text="What becomes of victims: recompute, swap, cost.")
 ]
@@ -86,10 +89,65 @@ ConcurrencyOption = Annotated[
 WarmupOption = Annotated[
     float, _requests("--warmup", text="Share of the requests that only fill the caches.")
 ]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="The tiers: a YAML file; none without it.")
+]
+CompareOption = Annotated[
+    list[Path] | None,
+    typer.Option("--compare", help="Another YAML file to compare with; may be given again."),
+]
+MoreOption = Annotated[
+    list[Path] | None, typer.Argument(help="Further files for --compare.", metavar="[YAML]...")
+]
+WriteTraceOption = Annotated[
+    Path | None, typer.Option(help="Write the generated trace to a JSONL file as well.")
+]
+StopOption = Annotated[
+    float | None, typer.Option(help="Stop each replay after so many seconds of real time.")
+]
+GoalOption = Annotated[
+    str,
+    typer.Option(
+        help="ttft-p90=0.5x (of that without tiers), ttft-p90=2s, hit-rate=0.3, or cost=500: the "
+        "best p90 TTFT for the money."
+    ),
+]
+PriceOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Price of a GB: dram=4, nvme=0.1 (assumed); may be given again."),
+]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Replacement rules to try, the first one while sizing; lru."),
+]
+MaxSecondsOption = Annotated[
+    float, typer.Option(help="No replay begins after so many seconds of real time.")
+]
+WriteConfigOption = Annotated[
+    Path | None, typer.Option(help="Write the YAML that meets the goal to this file.")
+]
+AverageOption = Annotated[
+    int, typer.Option(min=1, help="Tokens of a running sequence, on average.")
+]
+PromptOption = Annotated[int, typer.Option(min=1, help="A prompt whose steps are counted.")]
+DecodesOption = Annotated[int, typer.Option(min=0, help="Sequences that decode beside it.")]
+RuntimeOption = Annotated[
+    str | None,
+    typer.Option(help="Memory of a device beside weights and KV, such as 4GiB; estimated."),
+]
 OutputOption = Annotated[
     Path | None,
     typer.Option("--output", "--out", help="Folder for a JSON file, a PNG and an HTML page."),
 ]
+
+
+_DEVICE: Final = ("model", "hardware", "dtype", "kv_dtype", "tensor_parallel_size", "utilization")
+_KNOBS: Final = ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+
+
+def engine_values(device: Sequence[Any], knobs: Sequence[Any]) -> dict[str, Any]:
+    """Return the engine's options, in the order of `_DEVICE` and `_KNOBS`, by their names."""
+    return dict(zip((*_DEVICE, *_KNOBS), (*device, *knobs), strict=True))
 
 
 def read_trace(

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -26,21 +26,9 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     hardware: options.HardwareOption,
     trace: options.TraceOption = None,
     generate: options.GenerateOption = None,
-    goal: Annotated[
-        str,
-        typer.Option(
-            help="ttft-p90=0.5x (of that without tiers), ttft-p90=2s, hit-rate=0.3, "
-            "or cost=500: the best p90 TTFT for the money."
-        ),
-    ] = "ttft-p90=0.5x",
-    price: Annotated[
-        list[str] | None,
-        typer.Option(help="Price of a GB: dram=4, nvme=0.1 (assumed); may be given again."),
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="Replacement rules to try, the first one while sizing; lru."),
-    ] = None,
+    goal: options.GoalOption = "ttft-p90=0.5x",
+    price: options.PriceOption = None,
+    policy: options.PolicyOption = None,
     requests: options.NumRequestsOption = None,
     rate: options.RateOption = 2.0,
     seed: options.SeedOption = 0,
@@ -58,12 +46,8 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     max_model_len: options.MaxLenOption = None,
     preemption: options.PreemptionOption = "cost",
     medium: options.MediumOption = None,
-    max_seconds: Annotated[
-        float, typer.Option(help="No replay begins after so many seconds of real time.")
-    ] = 600.0,
-    write_config: Annotated[
-        Path | None, typer.Option(help="Write the YAML that meets the goal to this file.")
-    ] = None,
+    max_seconds: options.MaxSecondsOption = 600.0,
+    write_config: options.WriteConfigOption = None,
     output: options.OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -72,6 +56,8 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     Many sizes are compared by a quick guess, and few of them replayed. Ctrl-C ends the replays
     and answers with what was found.
     """
+    device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
+    knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     with input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.goal import Goal
@@ -80,20 +66,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
         wanted, prices = Goal.parse(goal), _prices(price or ())
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
         machine = options.machine_plan(
-            {
-                "model": model,
-                "hardware": hardware,
-                "dtype": dtype,
-                "kv_dtype": kv_dtype,
-                "tensor_parallel_size": tensor_parallel,
-                "utilization": utilization,
-                "block_size": block_size,
-                "max_num_batched_tokens": step_tokens,
-                "max_num_seqs": max_num_seqs,
-                "max_model_len": max_model_len,
-            },
-            medium or (),
-            preemption,
+            options.engine_values(device, knobs), medium or (), preemption
         )
         plan = SizingPlan(
             trace=found,
@@ -108,11 +81,16 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
         )
         sizing = _run(plan, as_json)
         _write(sizing, output, write_config)
+    _tell(sizing, as_json)
+
+
+def _tell(sizing: Sizing, as_json: bool) -> None:
+    """Print the answer; exits with `NOT_MET` where there is none."""
     if as_json:
         echo_json(sizing.to_plain())
     else:
         _show(sizing)
-    if sizing.yaml is None and kv_dtype not in sizing.chosen:
+    if sizing.plan.kv_dtypes[0] not in sizing.chosen:
         raise typer.Exit(NOT_MET)
 
 
