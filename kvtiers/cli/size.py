@@ -53,8 +53,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
 ) -> None:
     """Find how much DRAM and NVMe a trace needs to meet a goal, and what an fp8 cache changes.
 
-    Many sizes are compared by a quick guess, and few of them replayed. Ctrl-C ends the replays
-    and answers with what was found.
+    Few of many sizes are replayed. Ctrl-C answers with what was found until then.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
@@ -63,16 +62,13 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
         from kvtiers.simulate.goal import Goal
         from kvtiers.simulate.sizing import SizingPlan
 
-        wanted, prices = Goal.parse(goal), _prices(price or ())
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
-        machine = options.machine_plan(
-            options.engine_values(device, knobs), medium or (), preemption
-        )
+        engine = options.engine_values(device, knobs)
         plan = SizingPlan(
             trace=found,
-            machine=machine,
-            goal=wanted,
-            prices=prices,
+            machine=options.machine_plan(engine, medium or (), preemption),
+            goal=Goal.parse(goal),
+            prices=_prices(price or ()),
             kv_dtypes=tuple(dict.fromkeys((kv_dtype, "fp8"))),
             policies=tuple(policy or ("lru",)),
             arrivals=ArrivalPlan(speed, concurrency),
