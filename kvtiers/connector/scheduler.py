@@ -145,7 +145,8 @@ class SchedulerConnector:
         if answer.num_blocks == 0:
             return Reload(0, asynchronous=False)
         in_step = may_load_in_step(self.controller, self.config, self.shape, state.keys, answer)
-        return Reload(answer.num_blocks * self._block_size, asynchronous=not in_step)
+        num_tokens = answer.num_blocks * self._block_size
+        return Reload(num_tokens, asynchronous=not in_step, by_tier=state.sources)
 
     def allocated(
         self, request_id: str, block_ids: BlockIds, num_local_tokens: int, load: Reload

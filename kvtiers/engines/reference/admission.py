@@ -125,6 +125,8 @@ class Admission:
             sequence.num_hashed = claim.num_local // self._settings.hash_tokens
             self._tiers.allocated(sequence, claim.num_local, claim.load)
             request.num_reloaded_tokens += num_loaded
+            if request.admitted_at is None and claim is head:
+                request.reloaded_by_tier = dict(claim.load.by_tier)
             if num_loaded and claim.load.asynchronous:
                 request.loading.add(sequence.sequence_id)
             elif num_loaded:

@@ -77,9 +77,10 @@ class Outputs:
         if bad is None or bad * self._settings.hash_tokens >= sequence.num_computed:
             return
         kept = bad * self._settings.hash_tokens
-        request.num_reloaded_tokens -= min(
-            sequence.num_computed - kept, request.num_reloaded_tokens
-        )
+        lost = min(sequence.num_computed - kept, request.num_reloaded_tokens)
+        request.num_reloaded_tokens -= lost
+        if request.first_token_at is None and not request.num_recomputes + request.num_swaps:
+            self._lose_by_tier(request, lost)
         sequence.num_computed = kept
         sequence.num_hashed = min(sequence.num_hashed, bad)
         schedule.work.pop(sequence.sequence_id, None)
@@ -122,9 +123,19 @@ class Outputs:
             num_recomputed_tokens=request.num_recomputed_tokens,
             num_recomputes=request.num_recomputes,
             num_swaps=request.num_swaps,
+            reloaded_by_tier=request.reloaded_by_tier,
         )
 
     # -- internals --------------------------------------------------------------------
+
+    @staticmethod
+    def _lose_by_tier(request: Request, num_tokens: int) -> None:
+        """Take tokens off what tiers brought, from the last one on: which of them failed first is
+        not told."""
+        for tier in reversed(list(request.reloaded_by_tier)):
+            taken = min(num_tokens, request.reloaded_by_tier[tier])
+            request.reloaded_by_tier[tier] -= taken
+            num_tokens -= taken
 
     @staticmethod
     def _count(taken: Taken, request: Request, sequence: TokenSequence, num: int) -> None:

@@ -24,6 +24,7 @@ class Served:
         token_ids: generated, one list a sequence; empty where tokens have no ids.
         num_local_tokens: of the prompt, found in HBM at the first admission.
         num_reloaded_tokens: those that kvtiers brought, over all admissions.
+        reloaded_by_tier: those of the prompt that it brought at the first admission, by tier.
         num_computed_tokens: computed over its life, what was computed again included.
         num_recomputed_tokens: of those, what it had computed before a preemption.
         num_recomputes, num_swaps: preemptions of either kind.
@@ -45,6 +46,7 @@ class Served:
     num_recomputed_tokens: int
     num_recomputes: int
     num_swaps: int
+    reloaded_by_tier: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ttft_seconds(self) -> float | None:

@@ -182,6 +182,7 @@ class Request:
     first_token_at: float | None = None
     num_local_tokens: int = 0
     num_reloaded_tokens: int = 0
+    reloaded_by_tier: dict[str, int] = field(default_factory=dict)
     num_computed_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_recomputes: int = 0

@@ -1,0 +1,199 @@
+"""The options that ``kvtiers simulate`` and ``kvtiers size`` share."""
+
+# ruff: noqa: PLC0415 - what a verb needs is imported when it runs
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kvtiers.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvtiers.simulate.machine import MachinePlan
+    from kvtiers.simulate.trace import Trace
+
+ENGINE: Final = "The engine"
+REQUESTS: Final = "The requests"
+
+
+def _engine(*names: str, text: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=ENGINE, **more)
+
+
+def _requests(*names: str, text: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=REQUESTS, **more)
+
+
+ModelOption = Annotated[
+    str, _engine("--model", text="A known model, such as llama-3.1-8b, or a config.json.")
+]
+HardwareOption = Annotated[str, _engine("--hardware", text="A known device, such as h100.")]
+DtypeOption = Annotated[str, _engine("--dtype", text="Data type of the weights.")]
+KvDtypeOption = Annotated[
+    str, _engine("--kv-dtype", "--kv-cache-dtype", text="Data type of the KV cache.")
+]
+TensorParallelOption = Annotated[
+    int, _engine("--tensor-parallel", "--tp", text="Devices of one engine.", min=1)
+]
+UtilizationOption = Annotated[
+    float, _engine("--utilization", text="Share of a device's memory that the engine claims.")
+]
+BlockSizeOption = Annotated[int, _engine("--block-size", text="Tokens of a block.", min=1)]
+StepTokensOption = Annotated[
+    int,
+    _engine("--step-tokens", "--max-num-batched-tokens", text="Budget of an engine step.", min=1),
+]
+MaxSeqsOption = Annotated[int, _engine("--max-num-seqs", text="Sequences of a batch.", min=1)]
+MaxLenOption = Annotated[
+    int | None,
+    _engine("--max-model-len", text="Longest sequence; as the trace needs and HBM holds.", min=1),
+]
+MaxLenCheckOption = Annotated[
+    int | None, _engine("--max-model-len", text="Longest sequence; checked if given.", min=1)
+]
+PreemptionOption = Annotated[
+    str, _engine("--preemption", text="What becomes of victims: recompute, swap, cost.")
+]
+MediumOption = Annotated[
+    list[str] | None,
+    _engine("--medium", text="What a store is made of: nvme=nvme-gen5; may be given again."),
+]
+TraceOption = Annotated[
+    Path | None,
+    _requests("--trace", text="JSONL conversation trace, or a folder of agent sessions."),
+]
+GenerateOption = Annotated[
+    str | None,
+    _requests("--generate", text="A synthetic one: chat, agents, documents, bursts, mixed."),
+]
+NumRequestsOption = Annotated[
+    int | None, _requests("--requests", text="Requests: the first so many; generated: 1000.", min=1)
+]
+RateOption = Annotated[float, _requests("--rate", text="Generated: requests a second.")]
+SeedOption = Annotated[int, _requests("--seed", text="Generated: equal seeds, equal traces.")]
+TraceBlockOption = Annotated[
+    int | None,
+    _requests("--trace-block", text="Put small ids together to blocks of so many tokens.", min=1),
+]
+SpeedOption = Annotated[
+    float, _requests("--speed", text="Times as fast as recorded: 0.5 is half as fast.")
+]
+ConcurrencyOption = Annotated[
+    int | None,
+    _requests("--concurrency", text="Closed loop: so many sessions at a time.", min=1),
+]
+WarmupOption = Annotated[
+    float, _requests("--warmup", text="Share of the requests that only fill the caches.")
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="The tiers: a YAML file; none without it.")
+]
+CompareOption = Annotated[
+    list[Path] | None,
+    typer.Option("--compare", help="Another YAML file to compare with; may be given again."),
+]
+MoreOption = Annotated[
+    list[Path] | None, typer.Argument(help="Further files for --compare.", metavar="[YAML]...")
+]
+WriteTraceOption = Annotated[
+    Path | None, typer.Option(help="Write the generated trace to a JSONL file as well.")
+]
+StopOption = Annotated[
+    float | None, typer.Option(help="Stop each replay after so many seconds of real time.")
+]
+GoalOption = Annotated[
+    str,
+    typer.Option(
+        help="ttft-p90=0.5x (of that without tiers), ttft-p90=2s, hit-rate=0.3, or cost=500: the "
+        "best p90 TTFT for the money."
+    ),
+]
+PriceOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Price of a GB: dram=4, nvme=0.1 (assumed); may be given again."),
+]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Replacement rules to try, the first one while sizing; lru."),
+]
+MaxSecondsOption = Annotated[
+    float, typer.Option(help="No replay begins after so many seconds of real time.")
+]
+WriteConfigOption = Annotated[
+    Path | None, typer.Option(help="Write the YAML that meets the goal to this file.")
+]
+AverageOption = Annotated[
+    int, typer.Option(min=1, help="Tokens of a running sequence, on average.")
+]
+PromptOption = Annotated[int, typer.Option(min=1, help="A prompt whose steps are counted.")]
+DecodesOption = Annotated[int, typer.Option(min=0, help="Sequences that decode beside it.")]
+RuntimeOption = Annotated[
+    str | None,
+    typer.Option(help="Memory of a device beside weights and KV, such as 4GiB; estimated."),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "--out", help="Folder for a JSON file, a PNG and an HTML page."),
+]
+
+
+_DEVICE: Final = ("model", "hardware", "dtype", "kv_dtype", "tensor_parallel_size", "utilization")
+_KNOBS: Final = ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+
+
+def engine_values(device: Sequence[Any], knobs: Sequence[Any]) -> dict[str, Any]:
+    """Return the engine's options, in the order of `_DEVICE` and `_KNOBS`, by their names."""
+    return dict(zip((*_DEVICE, *_KNOBS), (*device, *knobs), strict=True))
+
+
+def read_trace(
+    path: Path | None,
+    generate: tuple[str | None, float, int],
+    num_requests: int | None,
+    block_size: int | None,
+) -> Trace:
+    """Return the trace that the options name; `generate`: kind, rate and seed.
+
+    Raises:
+        ConfigError: neither or both are named. TraceError: it cannot be read.
+    """
+    from kvtiers.simulate.generate import Workload
+    from kvtiers.simulate.generate import generate as make
+    from kvtiers.simulate.trace import Trace, load_trace
+
+    kind, rate, seed = generate
+    if (path is None) == (kind is None):
+        raise ConfigError("give either --trace PATH or --generate KIND")
+    if kind is not None:
+        return make(Workload(kind, num_requests or 1000, rate, seed))
+    assert path is not None, "one of both is given"
+    trace = load_trace(path, block_size)
+    if num_requests is None:
+        return trace
+    return Trace(trace.name, trace.block_size, trace.requests[:num_requests])
+
+
+def machine_plan(values: dict[str, Any], media: Sequence[str], preemption: str) -> MachinePlan:
+    """Return the engine that the options describe.
+
+    Raises:
+        ConfigError: a medium is not written as STORE=MEDIUM, or a word is not known.
+    """
+    from kvtiers.cost.preempt import PreemptMode
+    from kvtiers.simulate.machine import MachinePlan
+
+    chosen = {}
+    for text in media:
+        name, equals, medium = text.partition("=")
+        if not (name and equals and medium):
+            raise ConfigError(f"--medium: {text!r} is not STORE=MEDIUM; write nvme=nvme-gen5")
+        chosen[name] = medium
+    if preemption not in list(PreemptMode):
+        raise ConfigError(
+            f"--preemption: {preemption!r} is not known; write one of {', '.join(PreemptMode)}"
+        )
+    return MachinePlan(**values, media=chosen, preemption=PreemptMode(preemption))
