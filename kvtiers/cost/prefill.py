@@ -328,13 +328,3 @@ class PrefillModel:
             return linear
         reading = self.shape.params_read(tokens) * self._flops_per_param_read
         return np.where(np.asarray(tokens) > 0, np.maximum(linear, reading), 0.0)
-
-    def _terms(
-        self, n: npt.ArrayLike, context: npt.ArrayLike
-    ) -> tuple[Float64s, Float64s, Float64s]:
-        """Return steps, operations of matrices and of attention; see `step_flops`."""
-        new = np.asarray(n, dtype=np.float64)
-        num_whole = np.floor(new / self.max_tokens_per_step)
-        rest = new - num_whole * self.max_tokens_per_step
-        flops = num_whole * self.step_flops(self.max_tokens_per_step) + self.step_flops(rest)
-        return num_whole + (rest > 0), flops, self.shape.attention_flops(new, context)
