@@ -145,8 +145,7 @@ class SchedulerConnector:
         if answer.num_blocks == 0:
             return Reload(0, asynchronous=False)
         in_step = may_load_in_step(self.controller, self.config, self.shape, state.keys, answer)
-        num_tokens = answer.num_blocks * self._block_size
-        return Reload(num_tokens, asynchronous=not in_step, by_tier=state.sources)
+        return Reload(answer.num_blocks * self._block_size, not in_step, state.sources)
 
     def allocated(
         self, request_id: str, block_ids: BlockIds, num_local_tokens: int, load: Reload
@@ -185,11 +184,10 @@ class SchedulerConnector:
             raise ProtocolError(
                 f"request {request_id!r} takes {load.num_tokens} tokens, which were not offered"
             )
-        asked = LoadRequest(
-            request_id, state.keys, block_ids, start, num_blocks, not load.asynchronous
-        )
+        in_step = not load.asynchronous
+        asked = LoadRequest(request_id, state.keys, block_ids, start, num_blocks, in_step)
         job_id = self.controller.allocated(asked, self._clock())
-        if not load.asynchronous:
+        if in_step:
             self._sync.append(job_id)
             self._unconfirmed.add(job_id)
 

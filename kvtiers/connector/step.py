@@ -20,7 +20,7 @@ class Reload:
 
     num_tokens: int | None
     asynchronous: bool
-    by_tier: Mapping[str, int] = field(default_factory=dict)
+    by_tier: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

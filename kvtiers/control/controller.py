@@ -158,8 +158,7 @@ class Controller:
         away_seconds: float = 0.0,
     ) -> PreemptPlan:
         """Answer an engine that asks whether to swap a victim or to compute it again."""
-        limit = min(num_tokens // self.settings.block_size, *map(len, keys))
-        match = self._reloads.match(keys, 0, limit)
+        match = self.match(keys, 0, min(num_tokens // self.settings.block_size, *map(len, keys)))
         return self.outlook.preemption(match, num_tokens, num_sequences, mode, away_seconds)
 
     def at_hand(self, keys: Sequence[Sequence[BlockKey]], match: Match) -> bool:
