@@ -20,7 +20,7 @@ _MIX: Final = 0x85EBCA6B  # of MurmurHash3: what is sampled must not depend on a
 
 def class_of(uses: int) -> int:
     """Return the class of blocks that were asked for so often, 1 or more."""
-    return _CLASS_OF[uses if uses < 8 else 8]  # noqa: PLR2004 - the last of the table
+    return _CLASS_OF[min(uses, len(_CLASS_OF) - 1)]
 
 
 def bucket_of(age: int) -> int:
@@ -30,8 +30,10 @@ def bucket_of(age: int) -> int:
 
 
 def _widths() -> npt.NDArray[np.float64]:
-    edges = [bucket if bucket < 4 else (4 + bucket % 4) << (bucket // 4 - 1)  # noqa: PLR2004
-             for bucket in range(_NUM_BUCKETS + 1)]
+    edges = [
+        bucket if bucket < 4 else (4 + bucket % 4) << (bucket // 4 - 1)
+        for bucket in range(_NUM_BUCKETS + 1)
+    ]
     return np.diff(np.array(edges, dtype=np.float64))
 
 

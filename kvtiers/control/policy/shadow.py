@@ -10,10 +10,11 @@ from kvtiers.control.policy.lines import fingerprint
 from kvtiers.model.keys import BlockKey
 
 _BLOCKS: Final = 512  # of a shadow; a tier of fewer is copied whole
-_HALF_LIFE: Final = 8  # requests for sampled keys, per block of a shadow, after which one counts half
+_HALF_LIFE: Final = 8  # keys asked for, per block of a shadow, after which a hit counts half
+_WARM_UP: Final = 8  # keys asked for, per block of a shadow, before rules that learn are judged
 _MIX: Final = 0xC2B2AE35  # of MurmurHash3
-_LEAST_GAIN: Final = 0.04  # what a change of leader must bring
-_DEVIATIONS: Final = 2.0  # and by how many standard deviations, were the shadows independent
+_LEAST_GAIN: Final = 0.08  # what a change of leader must bring
+_DEVIATIONS: Final = 3.0  # and by how many standard deviations, were the shadows independent
 
 
 class Shadow:
@@ -57,24 +58,28 @@ class Contest:
         size = min(capacity, _BLOCKS)
         self._one_in = max(1, capacity // size)
         self._shadows = {name: Shadow(size, make(size)) for name, make in rules.items()}
+        self._size = size
+        self._until_judged = _WARM_UP * size
         self._num_asked = 0
-        self._until_fade = self._fade = _HALF_LIFE * size
-        self._until_look = size
 
     def asked(self, key: BlockKey) -> bool:
         """Note that a key was asked for; whether the leader may have changed."""
-        if (fingerprint(key) * _MIX >> 5 & 0xFFFFFFFF) % self._one_in:
+        name = fingerprint(key)
+        if (name * _MIX >> 5 & 0xFFFFFFFF) % self._one_in:
             return False
+        stand_in = BlockKey(name.to_bytes(4, "big"))  # nothing here refers to a key
         for shadow in self._shadows.values():
-            shadow.asked(key)
+            shadow.asked(stand_in)
         self._num_asked += 1
-        if self._num_asked % _BLOCKS:
+        self._until_judged -= 1
+        if self._until_judged:
             return False
+        self._until_judged = self._size
         return self._judge()
 
     def _judge(self) -> bool:
         shadows = self._shadows
-        if self._num_asked >= self._fade:
+        if self._num_asked >= _HALF_LIFE * self._size:
             for shadow in shadows.values():
                 shadow.num_hits /= 2
             self._num_asked //= 2

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-_PER_BLOCK: Final = 128  # counters per block of the tier: one new key in 50 is taken for another
-_LEAST_COUNTERS: Final = 1 << 20
-_MOST_COUNTERS: Final = 1 << 26  # 64 MiB; beyond 512k blocks a tier has fewer for each
+_PER_BLOCK: Final = 256  # counters per block of the tier: one new key in 150 is taken for another
+_MOST_COUNTERS: Final = 1 << 26  # 64 MiB; of more than 256k blocks each has fewer
 _MOST: Final = 15
 _LIFE: Final = 10  # after so many notes per block of the tier, all counts are halved
 _HALVES: Final = bytes(count >> 1 for count in range(256))
@@ -20,7 +19,7 @@ class Sketch:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._size = min(max(capacity * _PER_BLOCK, _LEAST_COUNTERS), _MOST_COUNTERS)
+        self._size = min(capacity * _PER_BLOCK, _MOST_COUNTERS)
         self._table = bytearray(self._size)
         self._life = _LIFE * capacity
         self._left = self._life
