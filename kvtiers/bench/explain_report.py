@@ -10,8 +10,8 @@ import numpy as np
 
 from kvtiers.bench.explain import Errors, Pair, Summary
 from kvtiers.bench.explain_words import milliseconds, short
-from kvtiers.bench.page import NO_PICTURES, canvas, png, table, write_files
-from kvtiers.bench.page import page as html_page
+from kvtiers.observe.page import NO_PICTURES, canvas, png, table, write_files
+from kvtiers.observe.page import page as html_page
 
 REGRET_NOTE: Final = (
     "Regret is an estimate: what was chosen, with its load as measured, against what was "

@@ -9,9 +9,9 @@ from typing import Any
 
 from kvtiers.bench.judge import Comparison, Crossover, Verdict
 from kvtiers.bench.measured_run import MeasuredResult
-from kvtiers.bench.page import NO_PICTURES, canvas, milliseconds, png, table, write_files
-from kvtiers.bench.page import page as whole_page
 from kvtiers.bench.plan import RECOMPUTE
+from kvtiers.observe.page import NO_PICTURES, canvas, milliseconds, png, table, write_files
+from kvtiers.observe.page import page as whole_page
 
 
 def write_measured_report(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -13,12 +11,11 @@ import numpy as np
 from kvtiers.cost.break_even import break_even_tokens
 from kvtiers.cost.catalogue import known_hardware, known_storage
 from kvtiers.cost.hardware import WEIGHT_NBYTES, Figure, Hardware, Storage, catalogued_links
-from kvtiers.cost.known_models import known_model
 from kvtiers.cost.links import Links
 from kvtiers.cost.loads import WindowKV
+from kvtiers.cost.model_source import load_shape
 from kvtiers.cost.planner import PlanPolicy, Prompt, ReloadPlan, plan_reload
 from kvtiers.cost.prefill import ModelShape, PrefillModel
-from kvtiers.cost.shapes import model_shape
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.errors import ConfigError
 from kvtiers.model.messages import DRAM
@@ -165,32 +162,6 @@ def run_paper(plan: PaperPlan) -> PaperResult:
         notes=_notes(plan, shape, hardware),
         assumptions=_assumptions(hardware, stores),
     )
-
-
-def load_shape(model: str) -> tuple[ModelShape, str]:
-    """Return a model's shape, and where it comes from.
-
-    Raises:
-        ConfigError: no such name or file, no JSON object, or a field is missing.
-    """
-    path = Path(model)
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        if path.suffix == ".json":
-            raise ConfigError(f"{path}: no such file; give a config.json or a known model's name")
-        known = known_model(model)
-        return known.shape, known.source
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: holds a {type(config).__name__}, not an object")
-    try:
-        return model_shape(config), str(path)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvtiers.bench.page import NO_PICTURES, canvas, milliseconds, png, table, write_files
-from kvtiers.bench.page import page as whole_page
 from kvtiers.bench.paper import PaperResult, TierResult
+from kvtiers.observe.page import NO_PICTURES, canvas, milliseconds, png, table, write_files
+from kvtiers.observe.page import page as whole_page
 
 
 def write_report(result: PaperResult, folder: Path, name: str) -> tuple[list[Path], str | None]:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvtiers.bench.paper import load_shape
 from kvtiers.cost.break_even import break_even_tokens
 from kvtiers.cost.calibration import Calibration
 from kvtiers.cost.catalogue import hardware_of_driver, known_hardware
 from kvtiers.cost.hardware import WEIGHT_NBYTES, Hardware
 from kvtiers.cost.links import Links, StoreKind
 from kvtiers.cost.loads import WindowKV
+from kvtiers.cost.model_source import load_shape
 from kvtiers.cost.prefill import ModelShape, PrefillModel
 from kvtiers.model.errors import ConfigError
 from kvtiers.model.messages import DRAM

@@ -36,6 +36,7 @@ from kvtiers.cli.bench_options import (
     TierOption,
 )
 from kvtiers.cli.output import JsonOption, echo_json, input_errors
+from kvtiers.cli.values import size
 from kvtiers.model.errors import ConfigError
 
 WENT_WRONG: Final = 1
@@ -90,9 +91,9 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
         }
         sizes |= {"block_size": block_size, "max_tokens_per_step": step_tokens, "device": device}
         balanced = throttle == "auto"
-        sizes |= {"throttle": None if balanced else _size(throttle, "--throttle")}
+        sizes |= {"throttle": None if balanced else size(throttle, "--throttle")}
         sizes |= {"balanced": balanced, "num_threads": threads}
-        sizes |= {"max_disk_nbytes": _size(max_disk, "--max-disk")}
+        sizes |= {"max_disk_nbytes": size(max_disk, "--max-disk")}
         asked = _Asked(model, tiers, lengths, sizes)
         _measured(asked, (layers, hidden, dtype or ""), (folder, output, resume), as_json)
 
@@ -172,12 +173,3 @@ def _lengths(texts: Sequence[str]) -> tuple[int, ...]:
             raise ConfigError(f"--length: {part!r} is no number of tokens; write 1024,4096")
         found.add(int(part))
     return tuple(sorted(found))
-
-
-def _size(text: str | None, option: str) -> int | None:
-    from kvtiers.model.units import parse_size
-
-    try:
-        return None if text is None else parse_size(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from error

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kvtiers import __version__
-from kvtiers.cli import bench, config, demo, explain, info, probe, store
+from kvtiers.cli import bench, capacity, config, demo, explain, info, probe, simulate, size, store
 
 app = typer.Typer(
     name="kvtiers",
@@ -25,6 +25,9 @@ app.add_typer(store.app, name="store")
 app.command("info")(info.info)
 app.command("demo")(demo.demo)
 app.command("bench")(bench.bench)
+app.command("capacity")(capacity.capacity)
+app.command("simulate")(simulate.simulate)
+app.command("size")(size.size)
 app.command("probe")(probe.probe)
 app.command("explain")(explain.explain)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.stores import lasting_folders, lmdb_settings
@@ -14,6 +15,18 @@ from kvtiers.data.key_space import KeySpace
 from kvtiers.model.config import Config
 from kvtiers.model.config_tiers import LmdbTier
 from kvtiers.model.messages import Hello
+
+
+class Lasting(Protocol):
+    """What outlives a process, as far as the scheduler's side needs it; see `LastingStores`."""
+
+    @property
+    def generation(self) -> int: ...  # noqa: D102
+
+    def ask(self, controller: Controller) -> None: ...  # noqa: D102
+    def tell(self, controller: Controller) -> None: ...  # noqa: D102
+    def renew(self) -> bool: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
 
 
 class LastingStores:

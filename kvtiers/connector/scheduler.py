@@ -11,7 +11,7 @@ from kvtiers.connector.accounts import Accounts
 from kvtiers.connector.backlog import Backlog
 from kvtiers.connector.build import check_hellos, control_settings, cost_model
 from kvtiers.connector.in_step import may_load_in_step
-from kvtiers.connector.lasting import LastingStores
+from kvtiers.connector.lasting import Lasting, LastingStores
 from kvtiers.connector.offers import offer, offer_all
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
@@ -49,7 +49,7 @@ class SchedulerConnector:
         self._eager = config.policy.offload == "eager"
         self._clock = clock
         self._controller: Controller | None = None
-        self._lasting: LastingStores | None = None
+        self._lasting: Lasting | None = None
         self._requests: dict[str, RequestState] = {}
         self._backlog = Backlog()
         self._ended: list[RequestState] = []
@@ -59,8 +59,8 @@ class SchedulerConnector:
 
     # -- start ------------------------------------------------------------------------
 
-    def connect(self, hellos: Sequence[Hello]) -> None:
-        """Take in what the ranks said, and build the controller.
+    def connect(self, hellos: Sequence[Hello], lasting: Lasting | None = None) -> None:
+        """Take in what the ranks said, and build the controller, over real stores by default.
 
         Raises:
             ProtocolError: a rank is missing, or ranks disagree on what must be equal.
@@ -69,7 +69,7 @@ class SchedulerConnector:
         ranks = check_hellos(hellos, self.shape.num_ranks)
         settings = control_settings(self.config, self.shape, hellos)
         cost = cost_model(self.config, self.shape)
-        self._lasting = LastingStores(self.config, self.shape, hellos)
+        self._lasting = lasting or LastingStores(self.config, self.shape, hellos)
         self._controller = Controller(
             settings, ranks, cost, self.counters, lambda: self._backlog.seconds(cost.prefill)
         )
@@ -93,7 +93,7 @@ class SchedulerConnector:
         return self._controller
 
     @property
-    def lasting(self) -> LastingStores:
+    def lasting(self) -> Lasting:
         """What outlives this process; raises as `controller` does."""
         if self._lasting is None:
             raise ProtocolError("the ranks have not said hello yet")
@@ -144,7 +144,8 @@ class SchedulerConnector:
         if answer.num_blocks == 0:
             return Reload(0, asynchronous=False)
         in_step = may_load_in_step(self.controller, self.config, self.shape, state.keys, answer)
-        return Reload(answer.num_blocks * self._block_size, asynchronous=not in_step)
+        num_tokens = answer.num_blocks * self._block_size
+        return Reload(num_tokens, asynchronous=not in_step, by_tier=state.sources)
 
     def allocated(
         self, request_id: str, block_ids: BlockIds, num_local_tokens: int, load: Reload

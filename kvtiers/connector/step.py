@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 BlockIds = Sequence[Sequence[int]]
 
@@ -15,10 +15,12 @@ class Reload:
     Attributes:
         num_tokens: beyond the engine's own; None means "ask again".
         asynchronous: load between steps; else within the step that computes the rest.
+        by_tier: tier to tokens, each block counted for the slowest tier that it needs.
     """
 
     num_tokens: int | None
     asynchronous: bool
+    by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

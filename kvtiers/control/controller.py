@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from kvtiers.control.answers import Answer, Asked, LoadDone, kept_blocks, slowest
+from kvtiers.control.answers import Answer, Asked, LoadDone, kept_blocks
 from kvtiers.control.departures import Departures
 from kvtiers.control.fences import Fences
 from kvtiers.control.gates import Gates
@@ -347,8 +347,7 @@ class Controller:
     def _compare(self, request_id: str, match: Match, num_tokens: int, now: float) -> Answer:
         if request_id in self._barred or match.num_blocks == 0:
             return Answer(0, None, match)
-        prompt = self.outlook.prompt(num_tokens, match.start, now)
-        plan = self.cost.plan(slowest(match.sources), match.valid, prompt)
+        plan = self.outlook.plan(request_id, match, num_tokens, now)
         return Answer(plan.num_blocks, plan, match)
 
     def _look_up(self, match: Match) -> None:

@@ -47,11 +47,27 @@ class Outlook:
         self._jobs = jobs
         self._loading = loading
         self._busy_seconds = busy_seconds
+        self._must_return: set[str] = set()
         self._windows = tuple(
             WindowKV.of(settings.group_nbytes(idx), group.window, settings.block_size)
             for idx, group in enumerate(settings.groups)
             if group.window is not None
         )
+
+    def must_return(self, request_id: str) -> None:
+        """Note a request that was swapped out by force: it is reloaded whatever that costs."""
+        self._must_return.add(request_id)
+
+    def returned(self, request_id: str) -> None:
+        """Note that a request was admitted again, or is over."""
+        self._must_return.discard(request_id)
+
+    def plan(self, request_id: str, match: Match, num_tokens: int, now: float) -> ReloadPlan:
+        """Choose how much of what was found to reload."""
+        sources, prompt = slowest(match.sources), self.prompt(num_tokens, match.start, now)
+        if request_id in self._must_return:
+            return self._cost.plan_all(sources, match.valid, prompt)
+        return self._cost.plan(sources, match.valid, prompt)
 
     def prompt(self, num_tokens: int, num_local_blocks: int, now: float) -> Prompt:
         """Return the request as a plan needs it, with what it meets now."""

@@ -70,22 +70,31 @@ class PrefetchDesk:
         self._jobs = jobs
         self._counters = counters
         self._budget = int(settings.num_slots * settings.prefetch_share) if settings.stores else 0
-        self._wishes: dict[str, _Wish] = {}
+        self._wishes: dict[str, _Wish] = {}  # of requests that wait, all of them
+        self._open: dict[str, _Wish] = {}  # those of which something is still to be ordered
+        self._num_held = 0
 
     # -- what happens to a request ----------------------------------------------------
 
     def arrived(self, arrival: Arrival) -> None:
         """Note a request that waits."""
         if self._budget > 0:
-            self._wishes[arrival.request_id] = _Wish(arrival)
+            self.left(arrival.request_id)
+            wish = _Wish(arrival)
+            self._wishes[arrival.request_id] = self._open[arrival.request_id] = wish
 
     def left(self, request_id: str) -> None:
         """Forget a request: it was admitted, or is over."""
-        self._wishes.pop(request_id, None)
+        wish = self._wishes.pop(request_id, None)
+        if wish is not None:
+            self._open.pop(request_id, None)
+            self._num_held -= wish.num_held
 
     def reset(self) -> None:
         """Forget what was found: none of it is served any more."""
         self._wishes.clear()
+        self._open.clear()
+        self._num_held = 0
 
     # -- once per step ----------------------------------------------------------------
 
@@ -97,16 +106,19 @@ class PrefetchDesk:
         Args:
             ask: plans the reload of a request; `Answer.num_blocks` None means "ask again".
         """
-        left = self._budget - sum(wish.num_held for wish in self._wishes.values())
+        left = self._budget - self._num_held
         num_plans = 0
         jobs: list[Job] = []
-        for wish in list(self._wishes.values()):
-            if left <= 0 or num_plans >= _MAX_PLANS:
+        served: list[str] = []
+        for request_id, wish in self._open.items():
+            # A queue may be thousands long: where no slot can be had, nobody is looked at.
+            if left <= 0 or num_plans >= _MAX_PLANS or not self._may_take_slot():
                 break
             if wish.rows is None:
                 num_plans += 1
                 self._look_up(wish, ask(wish.arrival))
             if not wish.rows:
+                served += [] if wish.rows is None else [request_id]
                 continue
             room = min(left, max(1, self._budget // 2) - wish.num_held, _MAX_ROWS)
             job = self._bring(wish, room, epoch, now)
@@ -114,6 +126,8 @@ class PrefetchDesk:
                 continue
             left -= len(job.rows)
             jobs.append(job)
+        for request_id in served:
+            del self._open[request_id]
         return jobs, [load_order(job, self._settings, now) for job in jobs]
 
     # -- internals --------------------------------------------------------------------
@@ -160,6 +174,7 @@ class PrefetchDesk:
             room -= 1
         if job is not None:
             wish.num_held += len(job.rows)
+            self._num_held += len(job.rows)
             dram.touch(row.entry for row in reversed(job.rows) if row.entry is not None)
             self._counters.add(BLOCKS_PREFETCHED, (), len(job.rows))
         return job

@@ -64,6 +64,11 @@ class CostModel:
         trial = plan_reload(sources, few, prompt, self.links, self.prefill, always)
         return replace(trial, reason=PlanReason.TRIAL)
 
+    def plan_all(self, sources: UInt8s, valid: Bools, prompt: Prompt) -> ReloadPlan:
+        """Reload all that is there, whatever the mode, and predict what that takes."""
+        policy = replace(self.policy, mode=CostMode.ALWAYS)
+        return plan_reload(sources, valid, prompt, self.links, self.prefill, policy)
+
     def preempt(self, victim: Victim, mode: PreemptMode = PreemptMode.COST) -> PreemptPlan:
         """Choose between swapping a victim and computing it again; see `plan_preempt`."""
         return plan_preempt(victim, self.links, self.prefill, mode)

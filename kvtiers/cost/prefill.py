@@ -261,7 +261,7 @@ class PrefillModel:
         """
         if step_tokens > 0 and step_flops > 0:
             attention = max(0.0, step_flops - float(self.shape.linear_flops(step_tokens)))
-            self._cost.observe((1.0, float(self._step_flops(step_tokens)), attention), seconds)
+            self._cost.observe((1.0, float(self.step_flops(step_tokens)), attention), seconds)
 
     def fit(self, prompts: Sequence[MeasuredPrefill]) -> None:
         """Learn from many prefills at once, as of a calibration; see `LearnedSum.fit`."""
@@ -271,20 +271,20 @@ class PrefillModel:
             rows = [[float(term) for term in row] for row in terms]
             self._cost.fit(rows, [prompt.seconds for prompt in computed])
 
-    def _terms(
-        self, n: npt.ArrayLike, context: npt.ArrayLike
-    ) -> tuple[Float64s, Float64s, Float64s]:
-        """Return steps, operations of matrices and of attention; see `_step_flops`."""
-        new = np.asarray(n, dtype=np.float64)
-        num_whole = np.floor(new / self.max_tokens_per_step)
-        rest = new - num_whole * self.max_tokens_per_step
-        flops = num_whole * self._step_flops(self.max_tokens_per_step) + self._step_flops(rest)
-        return num_whole + (rest > 0), flops, self.shape.attention_flops(new, context)
-
-    def _step_flops(self, tokens: npt.ArrayLike) -> Float64s:
-        """Return what one step multiplies, or what it could while it reads its weights."""
+    def step_flops(self, tokens: npt.ArrayLike) -> Float64s:
+        """Return a step's operations: those of its tokens, or what fits beside reading weights."""
         linear = self.shape.linear_flops(tokens)
         if not self._flops_per_param_read:
             return linear
         reading = self.shape.params_read(tokens) * self._flops_per_param_read
         return np.where(np.asarray(tokens) > 0, np.maximum(linear, reading), 0.0)
+
+    def _terms(
+        self, n: npt.ArrayLike, context: npt.ArrayLike
+    ) -> tuple[Float64s, Float64s, Float64s]:
+        """Return steps, operations of matrices and of attention; see `step_flops`."""
+        new = np.asarray(n, dtype=np.float64)
+        num_whole = np.floor(new / self.max_tokens_per_step)
+        rest = new - num_whole * self.max_tokens_per_step
+        flops = num_whole * self.step_flops(self.max_tokens_per_step) + self.step_flops(rest)
+        return num_whole + (rest > 0), flops, self.shape.attention_flops(new, context)

@@ -11,11 +11,11 @@ from kvtiers.bench.explain import NUM_WORST, explain, explanation, summarize
 from kvtiers.bench.explain_report import write_report
 from kvtiers.bench.explain_rows import alternative_rows, fact_rows
 from kvtiers.bench.explain_words import SENTENCES, milliseconds, sentence
-from kvtiers.bench.page import NO_PICTURES
 from kvtiers.cost.planner import PlanReason
 from kvtiers.model.errors import ConfigError
 from kvtiers.observe.decision_file import MAX_NAMED, DecisionFile, parse_decision
 from kvtiers.observe.decisions import Decision, DecisionLog, DecisionOutcome
+from kvtiers.observe.page import NO_PICTURES
 
 PREDICTED = {"reload": 0.5, "recompute": 2.0, "chosen": 0.5, "load": 0.4, "auto": 0.5}
 

@@ -8,9 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kvtiers.bench.paper import PaperPlan, load_shape, run_paper
+from kvtiers.bench.paper import PaperPlan, run_paper
 from kvtiers.bench.paper_report import NO_PICTURES, page, write_report
 from kvtiers.cost.known_models import KNOWN_MODELS
+from kvtiers.cost.model_source import load_shape
 from kvtiers.model.errors import ConfigError
 
 LLAMA_ON_H100 = PaperPlan("llama-3.1-8b", "h100", stores=("nvme-gen5", "nvme-gen4", "sata"))

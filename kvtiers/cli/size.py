@@ -1,0 +1,186 @@
+"""``kvtiers size``: the cheapest tiers that meet a goal, for a trace, a model and a device."""
+
+# ruff: noqa: PLC0415 - what a verb needs is imported when it runs
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kvtiers.cli import simulate_options as options
+from kvtiers.cli.output import JsonOption, echo_json, input_errors
+from kvtiers.cli.simulate import progress
+from kvtiers.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvtiers.simulate.sizing import Sizing, SizingPlan
+
+NOT_MET: Final = 1
+"""Exit code when no size that was replayed meets the goal."""
+
+
+def size(  # noqa: PLR0913, PLR0917 - one parameter an option
+    model: options.ModelOption,
+    hardware: options.HardwareOption,
+    trace: options.TraceOption = None,
+    generate: options.GenerateOption = None,
+    goal: Annotated[
+        str,
+        typer.Option(
+            help="ttft-p90=0.5x (of that without tiers), ttft-p90=2s, hit-rate=0.3, "
+            "or cost=500: the best p90 TTFT for the money."
+        ),
+    ] = "ttft-p90=0.5x",
+    price: Annotated[
+        list[str] | None,
+        typer.Option(help="Price of a GB: dram=4, nvme=0.1 (assumed); may be given again."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Replacement rules to try, the first one while sizing; lru."),
+    ] = None,
+    requests: options.NumRequestsOption = None,
+    rate: options.RateOption = 2.0,
+    seed: options.SeedOption = 0,
+    trace_block: options.TraceBlockOption = None,
+    speed: options.SpeedOption = 1.0,
+    concurrency: options.ConcurrencyOption = None,
+    warmup: options.WarmupOption = 0.0,
+    dtype: options.DtypeOption = "bf16",
+    kv_dtype: options.KvDtypeOption = "bf16",
+    tensor_parallel: options.TensorParallelOption = 1,
+    utilization: options.UtilizationOption = 0.9,
+    block_size: options.BlockSizeOption = 16,
+    step_tokens: options.StepTokensOption = 8192,
+    max_num_seqs: options.MaxSeqsOption = 256,
+    max_model_len: options.MaxLenOption = None,
+    preemption: options.PreemptionOption = "cost",
+    medium: options.MediumOption = None,
+    max_seconds: Annotated[
+        float, typer.Option(help="No replay begins after so many seconds of real time.")
+    ] = 600.0,
+    write_config: Annotated[
+        Path | None, typer.Option(help="Write the YAML that meets the goal to this file.")
+    ] = None,
+    output: options.OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find how much DRAM and NVMe a trace needs to meet a goal, and what an fp8 cache changes.
+
+    Many sizes are compared by a quick guess, and few of them replayed. Ctrl-C ends the replays
+    and answers with what was found.
+    """
+    with input_errors(as_json):
+        from kvtiers.simulate.arrivals import ArrivalPlan
+        from kvtiers.simulate.goal import Goal
+        from kvtiers.simulate.sizing import SizingPlan
+
+        wanted, prices = Goal.parse(goal), _prices(price or ())
+        found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
+        machine = options.machine_plan(
+            {
+                "model": model,
+                "hardware": hardware,
+                "dtype": dtype,
+                "kv_dtype": kv_dtype,
+                "tensor_parallel_size": tensor_parallel,
+                "utilization": utilization,
+                "block_size": block_size,
+                "max_num_batched_tokens": step_tokens,
+                "max_num_seqs": max_num_seqs,
+                "max_model_len": max_model_len,
+            },
+            medium or (),
+            preemption,
+        )
+        plan = SizingPlan(
+            trace=found,
+            machine=machine,
+            goal=wanted,
+            prices=prices,
+            kv_dtypes=tuple(dict.fromkeys((kv_dtype, "fp8"))),
+            policies=tuple(policy or ("lru",)),
+            arrivals=ArrivalPlan(speed, concurrency),
+            warmup=warmup,
+            max_seconds=max_seconds,
+        )
+        sizing = _run(plan, as_json)
+        _write(sizing, output, write_config)
+    if as_json:
+        echo_json(sizing.to_plain())
+    else:
+        _show(sizing)
+    if sizing.yaml is None and kv_dtype not in sizing.chosen:
+        raise typer.Exit(NOT_MET)
+
+
+def _prices(texts: Any) -> Any:
+    from kvtiers.simulate.goal import Prices
+
+    values = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            values[name] = float(value)
+        except ValueError:
+            values[name] = -1.0
+        if name not in ("dram", "nvme") or not 0 <= values[name] < float("inf"):
+            raise ConfigError(f"--price: {text!r} is no price; write dram=4 or nvme=0.1")
+    return Prices(**values)
+
+
+def _run(plan: SizingPlan, quiet: bool) -> Sizing:
+    from contextlib import ExitStack
+
+    from kvtiers.simulate.sizing import size_tiers
+
+    with ExitStack() as stack:
+
+        def told(what: str) -> Any:
+            stack.close()
+            return stack.enter_context(progress(what, quiet))
+
+        return size_tiers(plan, told)
+
+
+def _write(sizing: Sizing, output: Path | None, write_config: Path | None) -> None:
+    from kvtiers.simulate.sizing_report import write_sizing
+
+    if write_config is not None and sizing.yaml is not None:
+        try:
+            write_config.write_text(sizing.yaml, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{write_config}: cannot be written ({error.strerror})") from error
+        typer.echo(f"wrote {write_config}", err=True)
+    if output is None:
+        return
+    written, missing = write_sizing(sizing, output, f"size-{sizing.plan.trace.name}".lower())
+    for path in written:
+        typer.echo(f"wrote {path}", err=True)
+    if missing is not None:
+        typer.echo(missing, err=True)
+
+
+def _show(sizing: Sizing) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from kvtiers.simulate.sizing_report import HEADER, sentences, trial_rows
+
+    table = Table(title=f"{sizing.plan.machine.title}: what was replayed", box=box.SIMPLE_HEAVY)
+    for name in HEADER:
+        table.add_column(name, justify="left" if name in HEADER[:3] else "right")
+    for row in trial_rows(sizing):
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:  # a file has room for every column
+        console = Console(width=140)
+    console.print(table)
+    for text in sentences(sizing):
+        console.print(text, markup=False)
+    if sizing.yaml is not None:
+        console.print("\nA configuration that meets the goal:\n", markup=False)
+        console.print(sizing.yaml, markup=False, highlight=False)

@@ -1,0 +1,132 @@
+"""The KV blocks of the engine: who holds them, and what free ones still remember."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kvtiers.model.errors import ProtocolError
+
+NULL_BLOCK: Final = 0  # never handed out, so that an empty place in a table cannot be somebody's
+
+
+class BlockPool:
+    """Blocks 1 to ``num_blocks``, with reference counts and a prefix cache.
+
+    A free block keeps its content until it is handed out: the longest free leaves first, and of
+    one request the tail before the head. A hash names a run of `blocks_per_hash` blocks, which is
+    forgotten as soon as one of them is handed out.
+    """
+
+    def __init__(self, num_blocks: int, blocks_per_hash: int = 1) -> None:
+        self.num_blocks = num_blocks
+        self._per_hash = blocks_per_hash
+        self._refs = [0] * (num_blocks + 1)
+        self._free = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._runs: dict[bytes, Sequence[int]] = {}  # hash -> its blocks
+        self._hash_of: dict[int, bytes] = {}  # each block of a run that is cached
+
+    # -- questions --------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    @property
+    def use(self) -> float:
+        """Share of the blocks that somebody holds."""
+        return 1.0 - len(self._free) / self.num_blocks
+
+    @property
+    def num_cached(self) -> int:
+        """Hashes that can be hit."""
+        return len(self._runs)
+
+    def refs(self, block_id: int) -> int:
+        """Return by how many sequences a block is held."""
+        return self._refs[block_id]
+
+    def hit(self, hashes: Sequence[bytes], limit: int) -> list[int]:
+        """Return the blocks of the longest cached prefix of at most `limit` hashes."""
+        found: list[int] = []
+        for block_hash in hashes[:limit]:
+            run = self._runs.get(block_hash)
+            if run is None:
+                break
+            found += run
+        return found
+
+    def num_held_by_none(self, block_ids: Iterable[int]) -> int:
+        """Return how many of some blocks are free: holding them takes as many from the pool."""
+        refs = self._refs
+        return sum(refs[block_id] == 0 for block_id in block_ids)
+
+    # -- commands ---------------------------------------------------------------------
+
+    def take(self, num: int) -> list[int]:
+        """Hand out new blocks; what they remembered is forgotten.
+
+        Raises:
+            ProtocolError: there are fewer, and nothing was handed out.
+        """
+        if num > len(self._free):
+            raise ProtocolError(f"{num} blocks are wanted, {len(self._free)} are free")
+        pop, refs, hash_of = self._free.popitem, self._refs, self._hash_of
+        taken = [pop(last=False)[0] for _ in range(num)]
+        for block_id in taken:
+            refs[block_id] = 1
+            if block_id in hash_of:
+                self._forget(hash_of[block_id])
+        return taken
+
+    def hold(self, block_ids: Iterable[int]) -> None:
+        """Hold blocks once more: those of a hit, or of a fork."""
+        for block_id in block_ids:
+            if self._refs[block_id] == 0:
+                del self._free[block_id]
+            self._refs[block_id] += 1
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        """Let go of a sequence's blocks.
+
+        Raises:
+            ProtocolError: nobody holds one of them.
+        """
+        refs, queue = self._refs, self._free
+        for block_id in reversed(block_ids):
+            if refs[block_id] < 1:
+                raise ProtocolError(f"block {block_id} was let go of, and nobody holds it")
+            refs[block_id] -= 1
+            if refs[block_id] == 0:
+                queue[block_id] = None
+
+    def cache(
+        self, block_ids: Sequence[int], hashes: Sequence[bytes], first: int, end: int
+    ) -> None:
+        """Let others hit the runs ``first .. end - 1`` of a sequence; all of it is computed.
+
+        A hash that is cached already keeps its blocks.
+        """
+        size = self._per_hash
+        for idx in range(first, end):
+            block_hash, run = hashes[idx], block_ids[idx * size : (idx + 1) * size]
+            if block_hash not in self._runs and not any(b in self._hash_of for b in run):
+                self._runs[block_hash] = run
+                self._hash_of.update(dict.fromkeys(run, block_hash))
+
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Let nobody hit some blocks any more; whoever holds them keeps them."""
+        for block_id in block_ids:
+            if block_id in self._hash_of:
+                self._forget(self._hash_of[block_id])
+
+    def forget_all(self) -> None:
+        """Let nobody hit anything any more."""
+        self._runs.clear()
+        self._hash_of.clear()
+
+    def _forget(self, block_hash: bytes) -> None:
+        for block_id in self._runs.pop(block_hash):
+            del self._hash_of[block_id]

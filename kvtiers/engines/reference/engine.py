@@ -1,0 +1,279 @@
+"""The reference engine: one scheduler around a runner, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvtiers.engines.reference.block_pool import BlockPool
+from kvtiers.engines.reference.lower_tiers import LowerTiers
+from kvtiers.engines.reference.outputs import Outputs, Taken
+from kvtiers.engines.reference.report import FinishReason, Gauges, Served, StepReport
+from kvtiers.engines.reference.requests import NewRequest, Request, State, TokenSequence
+from kvtiers.engines.reference.runners import Runner, SequenceWork, StepResult, StepWork
+from kvtiers.engines.reference.scheduler import Schedule, Scheduler
+from kvtiers.engines.reference.settings import EngineSettings
+from kvtiers.engines.reference.thrash import ThrashDetector
+from kvtiers.model.errors import CapacityError, ConfigError
+
+_DECODES_PER_LESSON: Final = 8
+
+
+class Engine:
+    """Requests in, tokens out. Not thread-safe; the runner's clock is the only one.
+
+    Driving it is a loop: add what has arrived by `now`, `step` while there are unfinished
+    requests, `wait_until` the next arrival otherwise.
+    """
+
+    def __init__(self, settings: EngineSettings, runner: Runner) -> None:
+        self.settings = settings
+        self.runner = runner
+        self.pool = BlockPool(settings.num_blocks, settings.blocks_per_hash)
+        self._tiers = LowerTiers(settings, runner.connector)
+        self.scheduler = Scheduler(settings, self.pool, self._tiers)
+        self._outputs = Outputs(settings, self.pool, self._tiers)
+        self._thrash = ThrashDetector(has_tiers=self._tiers.there)
+        self._requests: dict[str, Request] = {}
+        self._loads: dict[str, tuple[Request, TokenSequence]] = {}
+        self._aborted: list[Served] = []
+        self._num_steps = 0
+
+    @property
+    def now(self) -> float:
+        """Seconds on the runner's clock: virtual ones where it models."""
+        return self.runner.now
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that are waiting, running or swapped."""
+        return len(self._requests)
+
+    @property
+    def gauges(self) -> Gauges:
+        """How the engine stands."""
+        scheduler = self.scheduler
+        return Gauges(
+            kv_use=self.pool.use,
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running),
+            num_loading=sum(bool(request.loading) for request in scheduler.running),
+            num_swapped=len(scheduler.swapped),
+            num_preemptions=scheduler.num_preemptions,
+            num_swaps=scheduler.num_swaps,
+        )
+
+    def state(self, request_id: str) -> State:
+        """Return where a request stands; one that is unknown is over."""
+        request = self._requests.get(request_id)
+        return State.FINISHED if request is None else request.state
+
+    # -- what users do ----------------------------------------------------------------
+
+    def add(self, request: NewRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            CapacityError: it could never run, however empty the engine is.
+            ConfigError: its id is taken, or it is a group and there is no kvtiers to swap it to.
+        """
+        self._check(request)
+        first = TokenSequence.of(request, self.settings.hash_tokens)
+        mine = Request(request, [first])
+        self._requests[request.request_id] = mine
+        self.scheduler.waiting.append(mine)
+        num_local = len(self.scheduler.local_blocks(first)) * self.settings.block_size
+        self._tiers.arrived(first, num_local)
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it stands; the next step reports it. One that is unknown or
+        over is left alone."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        self.scheduler.leave(request)
+        for sequence in request.live:
+            self._tiers.finished(sequence, keeps=not request.loading)
+        if not request.loading:  # else a load still writes its blocks
+            self.scheduler.release(request)
+        self._aborted.append(self._outputs.served(request, FinishReason.ABORTED, self.now))
+
+    def step(self, idle_until: float | None = None) -> StepReport:
+        """Schedule, run and take in one step.
+
+        Args:
+            idle_until: until when at most a step without tokens waits for a load; None: for as
+                long as it takes to make progress.
+        """
+        started = self.now
+        schedule = self.scheduler.schedule()
+        for request in (*schedule.resumed, *schedule.admitted):
+            self._note_admission(request, started)
+        known = self._outputs.will_compute(schedule)
+        work = self._work(schedule, idle_until)
+        num_tokens = self.settings.max_num_batched_tokens - schedule.budget
+        orders = self._tiers.orders(known, schedule.work, num_tokens)
+        result = self.runner.run(work, orders)
+        self._settle_loads(schedule, result)
+        taken = self._outputs.take(schedule, result, self.now)
+        self._tell(work, result, told=bool(known))
+        for served in taken.finished:
+            request = self._requests.pop(served.request_id)
+            self.scheduler.leave(request)
+            self.scheduler.release(request)
+        return self._report(schedule, taken, started)
+
+    def wait_until(self, seconds: float) -> None:
+        """Let time pass without work, as far as a time on the clock; offloads go on."""
+        while self.runner.connector is not None and self.runner.connector.busy:
+            if self.now >= seconds:
+                return
+            self.step(idle_until=seconds)
+        self.runner.wait_until(seconds)
+
+    def settle(self) -> None:
+        """Run idle steps until kvtiers has nothing left to do."""
+        while self.runner.connector is not None and self.runner.connector.busy:
+            self.step()
+
+    def reset(self) -> bool:
+        """Serve nothing from caches that was computed before, as after a change of weights.
+
+        Running requests are computed again. Returns whether a later life will know of it.
+        """
+        for request in reversed(list(self.scheduler.running)):
+            if request.loading:  # its load is told off, and it begins anew once that has ended
+                request.void = True
+            else:
+                self.scheduler.preempt(request, may_swap=False)
+        self.pool.forget_all()
+        connector = self.runner.connector
+        return connector is None or connector.reset()
+
+    def close(self) -> None:
+        """Release the runner's memory and kvtiers; idempotent."""
+        self.runner.close()
+
+    # -- internals --------------------------------------------------------------------
+
+    def _check(self, request: NewRequest) -> None:
+        settings, name = self.settings, request.request_id
+        if name in self._requests:
+            raise ConfigError(f"a request {name!r} is here already; ids must be unique")
+        num_tokens = request.num_prompt_tokens + request.max_tokens
+        if num_tokens > settings.max_model_len:
+            raise CapacityError(
+                f"request {name!r} has {request.num_prompt_tokens} + {request.max_tokens} tokens, "
+                f"max_model_len is {settings.max_model_len}; shorten it, or raise that"
+            )
+        if request.num_sequences > 1 and not self._tiers.there:
+            raise ConfigError(
+                f"request {name!r} has {request.num_sequences} sequences: such a group can only be "
+                "swapped, which needs kvtiers; configure it, or ask for one sequence"
+            )
+        if request.num_sequences > settings.max_num_seqs:
+            raise CapacityError(
+                f"request {name!r} has {request.num_sequences} sequences, max_num_seqs is "
+                f"{settings.max_num_seqs}; raise that, or ask for fewer"
+            )
+        shared = request.num_prompt_tokens // settings.hash_tokens * settings.blocks_per_hash
+        own = settings.blocks_for(num_tokens) - shared
+        needed = shared + request.num_sequences * own
+        room = settings.num_blocks - settings.watermark_blocks
+        if needed > room:
+            raise CapacityError(
+                f"request {name!r} needs {needed} KV blocks, the pool has {room} above the "
+                "watermark; ask for fewer sequences or tokens, or enlarge the pool"
+            )
+
+    def _note_admission(self, request: Request, now: float) -> None:
+        if request.admitted_at is None:
+            head = request.sequences[0]
+            request.admitted_at = now
+            request.num_local_tokens = head.num_computed - request.num_reloaded_tokens
+        for sequence in request.live:
+            if sequence.sequence_id in request.loading:
+                self._loads[sequence.sequence_id] = (request, sequence)
+
+    def _work(self, schedule: Schedule, idle_until: float | None) -> StepWork:
+        num_samples = self._outputs.num_samples
+        work = [
+            SequenceWork(
+                name,
+                sequence.token_ids,
+                sequence.num_computed,
+                num,
+                sequence.num_known,
+                sequence.block_ids,
+                num_samples(request, sequence, num),
+            )
+            for name, (request, sequence, num) in schedule.work.items()
+        ]
+        return StepWork(work, self._outputs.take_copies(), idle_until)
+
+    def _settle_loads(self, schedule: Schedule, result: StepResult) -> None:
+        """Keep of what was loaded what came before the first failed block."""
+        failed = result.loaded.failed_blocks
+        for name in result.loaded.request_ids:
+            request, sequence = self._loads.pop(name)
+            request.loading.discard(name)
+            if request.state is State.FINISHED:
+                if not request.loading:
+                    self.scheduler.release(request)
+                continue
+            if request.void:
+                for each in request.sequences:
+                    each.num_computed = each.num_hashed = 0
+            if not request.loading:
+                request.void = False
+        if not failed:
+            return
+        affected: Sequence[Request] = self.scheduler.running
+        for request in affected:
+            for sequence in request.live:
+                self._outputs.lose(request, sequence, failed, schedule)
+
+    def _tell(self, work: StepWork, result: StepResult, *, told: bool) -> None:
+        """Let kvtiers learn from a step."""
+        connector = self.runner.connector
+        if connector is None:
+            return
+        num_new = [it.num_tokens for it in work.sequences]
+        # Steps of decodes only are much like those before them: some of them teach enough.
+        teaches = sum(num_new) > len(num_new) or self._num_steps % _DECODES_PER_LESSON == 0
+        if result.pure and num_new and teaches:
+            contexts = [it.start for it in work.sequences]
+            connector.step_took(num_new, contexts, result.compute_seconds)
+        if result.report is not None:
+            connector.reported(result.report)
+        if told:
+            connector.step_ended()
+
+    def _report(self, schedule: Schedule, taken: Taken, started: float) -> StepReport:
+        self._num_steps += 1
+        aborted, self._aborted = self._aborted, []
+        gauges = self.gauges
+        self._thrash.see(
+            gauges.kv_use,
+            len(schedule.preempted),
+            gauges.num_waiting + gauges.num_swapped,
+            self.settings.max_num_batched_tokens - schedule.budget,
+            taken.num_again,
+        )
+        return StepReport(
+            number=self._num_steps,
+            started_at=started,
+            seconds=self.now - started,
+            num_tokens=taken.num_tokens,
+            num_prefill_tokens=taken.num_prefill_tokens,
+            num_output_tokens=taken.num_output_tokens,
+            itl_seconds=taken.itl_seconds,
+            admitted=[request.request_id for request in schedule.admitted],
+            resumed=[request.request_id for request in schedule.resumed],
+            preempted=[request.request_id for request in schedule.preempted],
+            swapped=[request.request_id for request in schedule.swapped],
+            first_tokens=taken.first_tokens,
+            finished=[*aborted, *taken.finished],
+            gauges=gauges,
+            advice=self._thrash.advice,
+        )

@@ -1,0 +1,144 @@
+"""What the reference scheduler asks kvtiers, and tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kvtiers.connector.scheduler import SchedulerConnector
+from kvtiers.connector.step import Reload, Step
+from kvtiers.cost.preempt import PreemptMode
+from kvtiers.engines.reference.requests import Request, TokenSequence
+from kvtiers.engines.reference.settings import EngineSettings
+from kvtiers.model.messages import StepOrders
+
+NOTHING: Final = Reload(0, asynchronous=False)
+
+
+class LowerTiers:
+    """kvtiers below one engine; without it, nothing is ever found and victims are recomputed.
+
+    Of a run of engine blocks that travel as one, kvtiers knows the first by name.
+    """
+
+    def __init__(self, settings: EngineSettings, connector: SchedulerConnector | None) -> None:
+        self._settings = settings
+        self._connector = connector
+        self._per_hash = settings.blocks_per_hash
+        # Of each engine block, under which name kvtiers last knew the run that it lies in.
+        self._run_of: dict[int, int] = {}
+        self._written: set[int] = set()
+        self._preempted: list[str] = []
+
+    @property
+    def there(self) -> bool:
+        """Whether there is kvtiers."""
+        return self._connector is not None
+
+    # -- questions --------------------------------------------------------------------
+
+    def reloadable(self, request: Request, sequence: TokenSequence, num_local: int) -> Reload:
+        """Return how many tokens beyond those in HBM can be reloaded; None: ask again."""
+        forced = self._settings.preemption is PreemptMode.RECOMPUTE
+        if self._connector is None or (forced and request.num_recomputes):
+            return NOTHING
+        return self._connector.reloadable(
+            sequence.sequence_id, sequence.hashes, sequence.num_known, num_local
+        )
+
+    def swap_pays(self, request: Request) -> bool:
+        """Whether to swap a victim rather than to compute it again."""
+        if self._connector is None:
+            return False
+        head = request.live[0]
+        mode, num = self._settings.preemption, max(1, head.num_computed)
+        places = request.num_places
+        return self._connector.preemption(head.sequence_id, num, places, mode).swap
+
+    # -- commands ---------------------------------------------------------------------
+
+    def arrived(self, sequence: TokenSequence, num_local: int) -> None:
+        """Note a new sequence; what it will reload from stores may come ahead of it."""
+        if self._connector is not None:
+            self._connector.arrived(sequence.sequence_id, sequence.hashes)
+            self._connector.prefetch(sequence.sequence_id, sequence.num_known, num_local)
+
+    def forked(self, sequence: TokenSequence) -> None:
+        """Note a sequence that begins in the middle."""
+        if self._connector is not None:
+            self._connector.arrived(sequence.sequence_id, sequence.hashes)
+
+    def allocated(self, sequence: TokenSequence, num_local: int, load: Reload) -> None:
+        """Note an admission, whose blocks are in the sequence's table; its load begins."""
+        if self._connector is None:
+            return
+        connector = self._connector
+        self.will_write(sequence.block_ids[num_local // self._settings.block_size :])
+        connector.allocated(sequence.sequence_id, [self.table(sequence)], num_local, load)
+        connector.controller.outlook.returned(sequence.sequence_id)
+
+    def swapped(self, request: Request) -> None:
+        """Copy down what is not below yet; it is reloaded later, whatever that costs, where the
+        user or the group demand it."""
+        assert self._connector is not None, "nothing can be swapped without kvtiers"
+        forced = self._settings.preemption is PreemptMode.SWAP or request.new.num_sequences > 1
+        for sequence in request.live:
+            self._preempted.append(sequence.sequence_id)
+            if forced:
+                self._connector.controller.outlook.must_return(sequence.sequence_id)
+
+    def dropped(self, sequence: TokenSequence) -> None:
+        """Forget the KV of a sequence that will be computed again: it is not copied down."""
+        if self._connector is not None:
+            self._connector.finished(sequence.sequence_id, ())
+            self._connector.arrived(sequence.sequence_id, sequence.hashes)
+
+    def finished(self, sequence: TokenSequence, *, keeps: bool) -> None:
+        """Note the end of a sequence, before its blocks are freed.
+
+        Args:
+            keeps: whether its KV is true, and may be kept below.
+        """
+        if self._connector is not None:
+            table = [self.table(sequence)] if keeps else []
+            self._connector.controller.outlook.returned(sequence.sequence_id)
+            self._connector.finished(sequence.sequence_id, table)
+
+    def will_write(self, block_ids: Sequence[int]) -> None:
+        """Note engine blocks whose content changes: whoever still copies them comes first."""
+        if self._connector is None:
+            return
+        if self._per_hash == 1:
+            self._written.update(block_ids)
+            return
+        self._written.update(filter(None, map(self._run_of.get, block_ids)))
+
+    def orders(
+        self,
+        num_computed_tokens: dict[str, int],
+        work: Mapping[str, tuple[Request, TokenSequence, int]],
+        num_scheduled_tokens: int,
+    ) -> StepOrders | None:
+        """Return what ranks have to do around the step that the arguments describe."""
+        if self._connector is None:
+            return None
+
+        def block_ids(sequence_id: str) -> list[list[int]]:
+            return [self.table(work[sequence_id][1])]
+
+        written, self._written = self._written, set()
+        preempted, self._preempted = self._preempted, []
+        return self._connector.schedule(
+            Step(num_computed_tokens, written, preempted, block_ids, num_scheduled_tokens)
+        )
+
+    def table(self, sequence: TokenSequence) -> list[int]:
+        """Return the blocks of a sequence as kvtiers names them."""
+        size, block_ids = self._per_hash, sequence.block_ids
+        if size == 1:
+            return list(block_ids)
+        for first in range(sequence.num_named * size, len(block_ids), size):
+            run = block_ids[first : first + size]
+            self._run_of.update(dict.fromkeys(run, run[0]))
+        sequence.num_named = len(block_ids) // size
+        return block_ids[::size]

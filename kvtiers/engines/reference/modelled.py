@@ -1,0 +1,200 @@
+"""An engine on paper: the reference scheduler and the real control of kvtiers, on modelled time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvtiers.connector.build import slots_for
+from kvtiers.connector.scheduler import SchedulerConnector
+from kvtiers.connector.shape import EngineShape
+from kvtiers.cost.hardware import Hardware, Storage
+from kvtiers.cost.links import (
+    HBM_SEED,
+    STORE_READ_SEEDS,
+    STORE_WRITE_SEEDS,
+    LinkSeed,
+    StoreKind,
+    offload_link,
+    read_link,
+    reload_link,
+    write_link,
+)
+from kvtiers.cost.prefill import ModelShape, PrefillSpeed
+from kvtiers.cost.steps import StepModel
+from kvtiers.engines.reference.engine import Engine
+from kvtiers.engines.reference.modelled_media import ModelledLasting, ModelledLink, SharedStore
+from kvtiers.engines.reference.modelled_rank import ModelledRank
+from kvtiers.engines.reference.modelled_runner import ModelledRunner
+from kvtiers.engines.reference.settings import EngineSettings
+from kvtiers.model.config import Config
+from kvtiers.model.config_tiers import LmdbTier
+from kvtiers.model.errors import CapacityError
+from kvtiers.model.frame import ALIGNMENT
+from kvtiers.model.keys import Rank
+from kvtiers.model.messages import Hello, StoreHello
+from kvtiers.model.units import format_size
+
+_FINGERPRINT: Final = b"kvtiers modelled engine".ljust(32, b"\0")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledMachine:
+    """What an engine on paper runs on. All its ranks are alike, so that one stands for all.
+
+    Attributes:
+        model: what a token costs to compute. speed: of all ranks together.
+        kv_nbytes_per_token: of one rank, over all layers.
+        kv_bytes_per_second: at which a rank reads KV in a decode.
+        links: by name, "dram>hbm", "hbm>dram", "STORE>dram" and "dram>STORE", of one rank and for
+            one engine block a piece; those that are missing have the seeds of the cost model.
+        num_ranks: workers that share capacities. sequence_seconds: see `StepModel`.
+        acceptance: chance that a speculative token is right. seed: of those chances.
+        steps: measured, which count instead of `speed`.
+    """
+
+    model: ModelShape
+    speed: PrefillSpeed
+    kv_nbytes_per_token: int
+    kv_bytes_per_second: float = float("inf")
+    links: Mapping[str, LinkSeed] = field(default_factory=dict)
+    num_ranks: int = 1
+    sequence_seconds: float = 0.0
+    acceptance: float = 0.7
+    seed: int = 0
+    steps: StepModel | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelShape,
+        hardware: Hardware,
+        stores: Mapping[str, Storage],
+        dtype: str = "bf16",
+        kv_element_nbytes: float = 2,
+        num_ranks: int = 1,
+        **more: Any,
+    ) -> ModelledMachine:
+        """Return a machine of the catalogue.
+
+        Args:
+            stores: by the tier's name. more: other attributes.
+        """
+        per_copy = hardware.seconds_per_copy.value
+        host = LinkSeed(per_copy, per_copy, hardware.host_bandwidth.value)
+        links = {offload_link(): host, reload_link(): host}
+        for name, it in stores.items():
+            fixed = it.latency_seconds.value, it.seconds_per_piece.value
+            links[read_link(name)] = LinkSeed(*fixed, it.read_bandwidth.value / num_ranks)
+            links[write_link(name)] = LinkSeed(*fixed, it.write_bandwidth.value / num_ranks)
+        return cls(
+            model=model,
+            speed=hardware.speed(model, dtype, num_ranks),
+            kv_nbytes_per_token=model.kv_nbytes_per_token(kv_element_nbytes, num_ranks),
+            kv_bytes_per_second=hardware.memory_bandwidth.value,
+            links=links,
+            num_ranks=num_ranks,
+            **more,
+        )
+
+    def step_model(self) -> StepModel:
+        """Return what its steps take."""
+        return self.steps or StepModel(
+            self.speed,
+            self.model,
+            self.kv_nbytes_per_token,
+            self.kv_bytes_per_second,
+            self.sequence_seconds,
+        )
+
+
+def modelled_engine(
+    settings: EngineSettings, machine: ModelledMachine, config: Config | None = None
+) -> Engine:
+    """Return an engine on a virtual clock that starts at 0.
+
+    Tier capacities are those of the configuration, in bytes; paths in it are never touched.
+
+    Args:
+        config: the tiers below; None runs without kvtiers.
+
+    Raises:
+        CapacityError: a tier does not hold one block.
+    """
+    chances = {"acceptance": machine.acceptance, "seed": machine.seed}
+    if config is None:
+        return Engine(settings, ModelledRunner(machine.step_model(), **chances))
+    block_nbytes = settings.hash_tokens * machine.kv_nbytes_per_token
+    hello = _hello(settings, machine, config)
+    shared = {
+        tier.name: SharedStore(_frames(tier.name, tier.capacity, machine, hello))
+        for tier in config.stores
+        if isinstance(tier, LmdbTier)
+    }
+    pieces = settings.blocks_per_hash
+    links = {
+        name: ModelledLink(seed, block_nbytes, pieces)
+        for name, seed in _link_seeds(machine, config).items()
+    }
+    rank = ModelledRank(links, block_nbytes, pieces, shared)
+    lasting = ModelledLasting(shared)
+    runner = ModelledRunner(machine.step_model(), rank, lasting, **chances)
+    connector = SchedulerConnector(config, _shape(settings, machine), lambda: runner.now)
+    connector.connect([hello], lasting)
+    runner.connect(connector)
+    return Engine(settings, runner)
+
+
+def _shape(settings: EngineSettings, machine: ModelledMachine) -> EngineShape:
+    seed = machine.links.get(reload_link(), HBM_SEED)
+    per_block = seed.seconds_per_piece * settings.blocks_per_hash
+    return EngineShape(
+        block_size=settings.hash_tokens,
+        windows=(None,),
+        num_ranks=1,
+        model=machine.model,
+        max_tokens_per_step=settings.max_num_batched_tokens,
+        seed_speed=machine.speed,
+        seed_link=LinkSeed(seed.latency_seconds, per_block, seed.bandwidth_bytes_per_second),
+    )
+
+
+def _hello(settings: EngineSettings, machine: ModelledMachine, config: Config) -> Hello:
+    """Return what one of the ranks would say."""
+    payload = settings.block_size * machine.kv_nbytes_per_token
+    frame = ALIGNMENT + -(-payload // ALIGNMENT) * ALIGNMENT
+    slot_nbytes = frame * settings.blocks_per_hash
+    hello = Hello(
+        rank=Rank(),
+        fingerprint=_FINGERPRINT,
+        num_slots=slots_for(config, machine.num_ranks, slot_nbytes),
+        slot_nbytes=slot_nbytes,
+        payload_nbytes=(payload * settings.blocks_per_hash,),
+        pinned=True,
+        stores={},
+    )
+    for tier in config.stores:
+        num = _frames(tier.name, tier.capacity, machine, hello)
+        shared = isinstance(tier, LmdbTier)
+        hello.stores[tier.name] = StoreHello(None if shared else num)  # type: ignore[index]
+    return hello
+
+
+def _frames(name: str, capacity: int, machine: ModelledMachine, hello: Hello) -> int:
+    num_frames = capacity // machine.num_ranks // hello.slot_nbytes
+    if num_frames < 1:
+        raise CapacityError(
+            f"tier {name!r}: {format_size(capacity)} over {machine.num_ranks} rank(s) does not "
+            f"hold one frame of {hello.slot_nbytes} bytes; make it larger"
+        )
+    return num_frames
+
+
+def _link_seeds(machine: ModelledMachine, config: Config) -> dict[str, LinkSeed]:
+    seeds = {offload_link(): HBM_SEED, reload_link(): HBM_SEED}
+    for tier in config.stores:
+        kind = StoreKind(tier.kind)
+        seeds[read_link(tier.name)] = STORE_READ_SEEDS[kind]
+        seeds[write_link(tier.name)] = STORE_WRITE_SEEDS[kind]
+    return seeds | dict(machine.links)

@@ -1,0 +1,125 @@
+"""Links and shared stores on paper: who is served when, and what is where."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from kvtiers.control.controller import Controller
+from kvtiers.cost.links import LinkSeed
+from kvtiers.model.keys import BlockKey, unpack_keys
+from kvtiers.model.messages import Presence
+
+
+class ModelledLink:
+    """One direction of one way: jobs one after another, in the order they were asked for.
+
+    Args:
+        seed: of pieces. pieces_per_block: pieces that one block consists of.
+    """
+
+    def __init__(self, seed: LinkSeed, block_nbytes: int, pieces_per_block: int) -> None:
+        self._latency = seed.latency_seconds
+        bandwidth = seed.bandwidth_bytes_per_second
+        self.per_block = seed.seconds_per_piece * pieces_per_block + block_nbytes / bandwidth
+        self.free_at = 0.0
+
+    def seconds(self, num_blocks: int) -> float:
+        """Return what a job takes on an idle link."""
+        return self._latency + num_blocks * self.per_block if num_blocks else 0.0
+
+    def begins(self, now: float, num_blocks: int, until: float) -> int:
+        """Return how many of a job's blocks begin before a time, if it is asked for now."""
+        left = until - max(now, self.free_at) - self._latency
+        if left <= 0:
+            return 0
+        return (
+            num_blocks if self.per_block == 0 else min(num_blocks, int(left / self.per_block) + 1)
+        )
+
+    def serve(self, now: float, num_blocks: int) -> float:
+        """Queue a job; returns when it is through."""
+        if num_blocks:
+            self.free_at = max(now, self.free_at) + self.seconds(num_blocks)
+        return max(now, self.free_at) if num_blocks else now
+
+
+class SharedStore:
+    """A store whose own process evicts: what was not used for longest leaves first."""
+
+    def __init__(self, num_frames: int) -> None:
+        self._num_frames = num_frames
+        self._frames: OrderedDict[BlockKey, None] = OrderedDict()
+
+    def put(self, key: BlockKey) -> None:
+        """Store a frame, or use it once more."""
+        self._frames[key] = None
+        self._frames.move_to_end(key)
+        if len(self._frames) > self._num_frames:
+            self._frames.popitem(last=False)
+
+    def read(self, key: BlockKey) -> bool:
+        """Use a frame; whether it is there."""
+        if key not in self._frames:
+            return False
+        self._frames.move_to_end(key)
+        return True
+
+    def holds(self, key: BlockKey) -> bool:
+        """Whether a frame is there."""
+        return key in self._frames
+
+    def forget(self, keys: Iterable[BlockKey]) -> None:
+        """Delete frames."""
+        for key in keys:
+            self._frames.pop(key, None)
+
+    def clear(self) -> None:
+        """Delete all: a new generation does not find them."""
+        self._frames.clear()
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+
+class ModelledLasting:
+    """Answers control's questions about shared stores, a moment after they were asked.
+
+    Attributes:
+        generation: what frames are named with; a reset begins another.
+    """
+
+    def __init__(self, shared: Mapping[str, SharedStore]) -> None:
+        self.generation = 0
+        self._shared = shared
+        self._answers: deque[Presence] = deque()
+
+    @property
+    def pending(self) -> bool:
+        """Whether an answer is ready that control has not been told."""
+        return bool(self._answers)
+
+    def ask(self, controller: Controller) -> None:
+        """Look up what control wants to know."""
+        for lookup in controller.take_lookups():
+            store = self._shared[lookup.store]
+            present = [store.holds(key) for key in unpack_keys(lookup.keys)]
+            column = np.array(present, np.uint8)
+            self._answers.append(Presence(lookup.store, lookup.keys, column, lookup.epoch))
+
+    def tell(self, controller: Controller) -> None:
+        """Tell control what was found."""
+        while self._answers:
+            controller.answered(self._answers.popleft())
+
+    def renew(self) -> bool:
+        """Begin a new generation."""
+        self.generation += 1
+        for store in self._shared.values():
+            store.clear()
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""

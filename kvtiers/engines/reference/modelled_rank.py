@@ -1,0 +1,225 @@
+"""A worker's rank on paper: takes orders, and answers them when its links would be done."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtiers.connector.worker import Loaded
+from kvtiers.cost.links import offload_link, read_link, reload_link, write_link
+from kvtiers.data.load_lane import MAX_FRAMES_IN_STORE
+from kvtiers.engines.reference.modelled_media import ModelledLink, SharedStore
+from kvtiers.model.keys import BlockKey, Rank
+from kvtiers.model.messages import (
+    DRAM,
+    HBM,
+    NO_SLOT,
+    Completion,
+    JobId,
+    Link,
+    StepOrders,
+    Transfer,
+    TransferKind,
+    UInt8s,
+    WorkerReport,
+)
+from kvtiers.model.outcome import Outcome
+
+Rows = npt.NDArray[np.intp]
+
+_LOADS = (TransferKind.RELOAD, TransferKind.PROMOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """One hop of a job that ends at some time."""
+
+    transfer: Transfer
+    hop: str
+    outcomes: UInt8s
+    last: bool
+    links: tuple[Link, ...]
+
+
+class ModelledRank:
+    """Bytes that are counted and never moved.
+
+    Each link serves one job after another, the two directions of a way apart. Blocks of several
+    tiers come at once; of a store some at a time, and the last ones still have to go to HBM.
+    Whoever has not begun by its deadline is given up, as a rank does.
+
+    Args:
+        links: by name. block_nbytes: of a block on this rank. pieces_per_block: of a block.
+        shared: what stores hold that evict by themselves; all others hold what control ordered.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[str, ModelledLink],
+        block_nbytes: int,
+        pieces_per_block: int,
+        shared: Mapping[str, SharedStore],
+    ) -> None:
+        self._links = links
+        self._block_nbytes = block_nbytes
+        self._num_together = max(1, MAX_FRAMES_IN_STORE // pieces_per_block)
+        self._shared = shared
+        self._events: list[tuple[float, int, _Event]] = []
+        self._numbers = itertools.count()
+        self._reads_end: dict[JobId, float] = {}
+        self._loads_end: dict[JobId, float] = {}
+        self._epoch = 0
+
+    # -- orders -----------------------------------------------------------------------
+
+    def begin_step(self, orders: StepOrders, now: float) -> float:
+        """Take in what precedes the forward pass; returns when that may begin."""
+        self._epoch = max(self._epoch, orders.epoch)
+        for forget in orders.forgets:
+            if forget.store in self._shared:
+                self._shared[forget.store].forget(forget.block_keys())
+        for transfer in orders.before:
+            if transfer.kind not in _LOADS:
+                self._store(transfer, now)
+        ready = now
+        for job_id in orders.fences:
+            ready = max(ready, self._reads_end.get(job_id, now))
+        for transfer in orders.before:
+            if transfer.kind in _LOADS:
+                self._load(transfer, ready)
+        for job_id in orders.sync_loads:
+            ready = max(ready, self._loads_end[job_id])
+        return ready
+
+    def end_step(self, orders: StepOrders, now: float) -> None:
+        """Take in the offloads of what the forward pass filled."""
+        for transfer in orders.after:
+            self._store(transfer, now)
+
+    def _load(self, transfer: Transfer, now: float) -> None:
+        """Bring blocks to HBM, or to the slab."""
+        rows = transfer.sources.astype(np.int64)
+        outcomes = np.full(len(rows), Outcome.OK, np.uint8)
+        if not len(transfer.window):
+            outcomes[(rows > 0) & (transfer.slots == NO_SLOT)] = Outcome.TIMED_OUT
+        outcomes[(rows == 0) & (transfer.slots == NO_SLOT)] = Outcome.MISSING
+        until, stored, done = now + transfer.deadline, 0, now
+        links = []
+        for source in np.unique(rows[rows > 0]).tolist():
+            name = transfer.stores[source - 1]
+            found = self._find(transfer, name, np.flatnonzero((rows == source) & (outcomes == 0)))
+            outcomes[found[1]] = Outcome.MISSING
+            end = self._serve(read_link(name), now, found[0], outcomes, until, links)
+            stored += int((outcomes[found[0]] == Outcome.OK).sum())
+            done = max(done, end)
+        if transfer.kind is TransferKind.RELOAD:
+            way = self._links[reload_link()]
+            wanted = np.flatnonzero(outcomes == Outcome.OK)
+            end = self._serve(reload_link(), now, wanted, outcomes, until, links)
+            tail = way.seconds(min(stored, self._num_together))
+            done = max(end, done + tail)
+        if (outcomes == Outcome.TIMED_OUT).any():
+            done = max(done, until)
+        hop = HBM if transfer.kind is TransferKind.RELOAD else DRAM
+        self._loads_end[transfer.job_id] = done
+        self._push(done, _Event(transfer, hop, outcomes, True, tuple(links)))
+
+    def _store(self, transfer: Transfer, now: float) -> None:
+        """Copy blocks down, and on to their stores."""
+        num = transfer.num_blocks
+        outcomes = np.full(num, Outcome.OK, np.uint8)
+        until, end = now + transfer.deadline, now
+        targets = [
+            (name, np.flatnonzero((transfer.targets >> idx) & 1))
+            for idx, name in enumerate(transfer.stores)
+        ]
+        targets = [(name, rows) for name, rows in targets if len(rows)]
+        if transfer.kind is TransferKind.OFFLOAD:
+            links: list[Link] = []
+            end = self._serve(offload_link(), now, np.arange(num), outcomes, until, links)
+            self._reads_end[transfer.job_id] = end
+            self._push(end, _Event(transfer, DRAM, outcomes, not targets, tuple(links)))
+        for idx, (name, rows) in enumerate(targets):
+            links, mine = [], outcomes.copy()
+            copied = rows[mine[rows] == Outcome.OK]
+            done = self._serve(write_link(name), end, copied, mine, until, links)
+            end = max(end, done)
+            last = idx == len(targets) - 1
+            self._push(end, _Event(transfer, name, mine, last, tuple(links)))
+
+    def _find(self, transfer: Transfer, name: str, rows: Rows) -> tuple[Rows, Rows]:
+        """Return which rows a store has, and which it has not."""
+        store = self._shared.get(name)
+        if store is None:
+            return rows, rows[:0]
+        keys = transfer.block_keys()
+        there = np.array([store.read(keys[row]) for row in rows.tolist()], np.bool_)
+        return rows[there], rows[~there]
+
+    def _serve(
+        self, name: str, now: float, rows: Rows, outcomes: UInt8s, until: float, links: list[Link]
+    ) -> float:
+        """Move rows over a link; those that do not begin in time are given up."""
+        link = self._links[name]
+        num = link.begins(now, len(rows), until)
+        outcomes[rows[num:]] = Outcome.TIMED_OUT
+        if not num:
+            return now
+        links.append(Link(name, num, num * self._block_nbytes, link.seconds(num)))
+        return link.serve(now, num)
+
+    def _push(self, time: float, event: _Event) -> None:
+        heapq.heappush(self._events, (time, next(self._numbers), event))
+
+    # -- answers ----------------------------------------------------------------------
+
+    @property
+    def next_event(self) -> float | None:
+        """When the next hop ends; None when nothing runs."""
+        return self._events[0][0] if self._events else None
+
+    def take(self, now: float, sync: frozenset[JobId]) -> tuple[Loaded, WorkerReport | None]:
+        """Return what has ended by now.
+
+        Args:
+            sync: loads within the step, which no request waits for.
+        """
+        completions, links = [], []
+        request_ids, failed_requests, failed_blocks = set(), set(), set()
+        while self._events and self._events[0][0] <= now:
+            _, _, event = heapq.heappop(self._events)
+            transfer, outcomes = event.transfer, event.outcomes
+            if transfer.epoch < self._epoch:
+                outcomes = np.full(len(outcomes), Outcome.STALE, np.uint8)
+            elif event.hop in self._shared:
+                self._stored(transfer, event.hop, outcomes)
+            completions.append(
+                Completion(transfer.job_id, transfer.epoch, Rank(), event.hop, outcomes, event.last)
+            )
+            links += event.links
+            self._reads_end.pop(transfer.job_id, None)
+            if event.hop != HBM:
+                continue
+            del self._loads_end[transfer.job_id]
+            failed = transfer.block_ids[outcomes != Outcome.OK].tolist()
+            failed_blocks.update(failed)
+            if transfer.job_id not in sync:
+                request_ids.add(transfer.request_id)
+                failed_requests.update([transfer.request_id] if failed else [])
+        loaded = Loaded(
+            frozenset(request_ids), frozenset(failed_requests), frozenset(failed_blocks)
+        )
+        report = WorkerReport(tuple(completions), tuple(links)) if completions else None
+        return loaded, report
+
+    def _stored(self, transfer: Transfer, name: str, outcomes: UInt8s) -> None:
+        bit = transfer.stores.index(name)
+        written = ((transfer.targets >> bit) & 1 == 1) & (outcomes == Outcome.OK)
+        keys: list[BlockKey] = transfer.block_keys()
+        for row in np.flatnonzero(written).tolist():
+            self._shared[name].put(keys[row])

@@ -1,0 +1,102 @@
+"""Runs the reference engine's steps on paper: a virtual clock that the cost model moves."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from kvtiers.connector.scheduler import SchedulerConnector
+from kvtiers.cost.steps import StepModel
+from kvtiers.engines.reference.modelled_media import ModelledLasting
+from kvtiers.engines.reference.modelled_rank import ModelledRank
+from kvtiers.engines.reference.runners import SequenceWork, StepResult, StepWork
+from kvtiers.model.messages import StepOrders
+
+_TICK_SECONDS: Final = 0.0005  # between two looks of an idle engine, as the torch runner's
+_NO_TOKEN: Final = (0,)
+
+
+class ModelledRunner:
+    """Nothing is computed or copied; time passes as if it were.
+
+    Args:
+        rank: takes kvtiers' orders; None without kvtiers. acceptance: chance of a guessed token.
+    """
+
+    def __init__(
+        self,
+        steps: StepModel,
+        rank: ModelledRank | None = None,
+        lasting: ModelledLasting | None = None,
+        acceptance: float = 0.7,
+        seed: int = 0,
+    ) -> None:
+        self._steps = steps
+        self._rank = rank
+        self._lasting = lasting
+        self._acceptance = acceptance
+        self._random = random.Random(seed)
+        self._now = 0.0
+        self._connector: SchedulerConnector | None = None
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the start."""
+        return self._now
+
+    @property
+    def connector(self) -> SchedulerConnector | None:
+        """The scheduler's side of kvtiers, connected; None without kvtiers."""
+        return self._connector
+
+    def connect(self, connector: SchedulerConnector) -> None:
+        """Take the scheduler's side of kvtiers, whose clock is this one."""
+        self._connector = connector
+
+    def run(self, work: StepWork, orders: StepOrders | None) -> StepResult:
+        """Let a step's time pass, and answer what ended meanwhile."""
+        began, rank = self._now, self._rank
+        if rank is not None and orders is not None:
+            self._now = rank.begin_step(orders, began)
+        ready = self._now
+        seconds = self._steps.seconds(
+            [it.num_tokens for it in work.sequences], [it.start for it in work.sequences]
+        )
+        self._now += seconds
+        if rank is not None and orders is not None:
+            rank.end_step(orders, self._now)
+        if not work.sequences:
+            self._idle(work.idle_until)
+        tokens = {it.sequence_id: self._sample(it) for it in work.sequences if it.num_samples}
+        if rank is None or orders is None:
+            return StepResult(tokens, seconds)
+        loaded, report = rank.take(self._now, frozenset(orders.sync_loads))
+        return StepResult(tokens, seconds, ready == began, loaded, report)
+
+    def wait_until(self, seconds: float) -> None:
+        """Move the clock on."""
+        self._now = max(self._now, seconds)
+
+    def close(self) -> None:
+        """Close the scheduler's side of kvtiers; idempotent."""
+        if self._connector is not None:
+            self._connector.close()
+        self._connector = None
+
+    def _idle(self, until: float | None) -> None:
+        """Wait for what ends next; where nothing runs, or an answer lies ready, look again."""
+        event = None if self._rank is None else self._rank.next_event
+        if event is None or (self._lasting is not None and self._lasting.pending):
+            event = self._now + _TICK_SECONDS
+        self._now = max(self._now, event if until is None else min(event, until))
+
+    def _sample(self, work: SequenceWork) -> tuple[int, ...]:
+        if work.num_samples > 1:
+            return _NO_TOKEN * work.num_samples
+        num_guesses = work.start + work.num_tokens - work.num_known
+        if num_guesses <= 0:
+            return _NO_TOKEN
+        num = 0
+        while num < num_guesses and self._random.random() < self._acceptance:
+            num += 1
+        return _NO_TOKEN * (num + 1)

@@ -1,0 +1,43 @@
+"""Requests that wait, in the order in which they are admitted."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from kvtiers.engines.reference.requests import Request
+from kvtiers.engines.reference.settings import Policy
+
+
+class RequestQueue:
+    """First come, first served, or by priority; who comes back stands before its equals."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._by_priority = policy is Policy.PRIORITY
+        self._rows: list[tuple[int, int, Request]] = []
+        self._next_last = 0
+        self._next_first = -1
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, idx: int) -> Request:
+        return self._rows[idx][2]
+
+    def append(self, request: Request) -> None:
+        """Queue a newcomer."""
+        self._insert(request, self._next_last)
+        self._next_last += 1
+
+    def put_back(self, request: Request) -> None:
+        """Queue one that was preempted: it keeps its place, and pays only the restore."""
+        self._insert(request, self._next_first)
+        self._next_first -= 1
+
+    def remove(self, request: Request) -> None:
+        """Take a request out."""
+        idx = next(i for i, (_, _, found) in enumerate(self._rows) if found is request)
+        del self._rows[idx]
+
+    def _insert(self, request: Request, place: int) -> None:
+        rank = request.new.priority if self._by_priority else 0
+        insort(self._rows, (rank, place, request), key=lambda row: row[:2])

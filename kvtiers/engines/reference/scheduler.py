@@ -1,0 +1,227 @@
+"""Decides what each step computes, who is admitted, and who gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from kvtiers.engines.reference.admission import Admission, fits
+from kvtiers.engines.reference.block_pool import BlockPool
+from kvtiers.engines.reference.lower_tiers import LowerTiers
+from kvtiers.engines.reference.queues import RequestQueue
+from kvtiers.engines.reference.requests import Request, State, TokenSequence
+from kvtiers.engines.reference.settings import EngineSettings, Policy
+
+
+@dataclass(slots=True)
+class Schedule:
+    """What a step is going to do.
+
+    Attributes:
+        work: the step itself: sequence id to the sequence, whose it is, and its tokens.
+        budget: tokens that are left.
+        loading: ids of sequences that load within the step.
+    """
+
+    budget: int
+    work: dict[str, tuple[Request, TokenSequence, int]] = field(default_factory=dict)
+    loading: set[str] = field(default_factory=set)
+    admitted: list[Request] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    swapped: list[Request] = field(default_factory=list)
+
+    def compute(self, request: Request, sequence: TokenSequence, num: int) -> None:
+        """Give a sequence tokens."""
+        self.work[sequence.sequence_id] = (request, sequence, num)
+        self.budget -= num
+
+    def drop(self, request: Request) -> None:
+        """Take back what a request was given."""
+        for sequence in request.sequences:
+            if sequence.sequence_id in self.work:
+                self.budget += self.work.pop(sequence.sequence_id)[2]
+
+
+class _Verdict(Enum):
+    """What became of a request that wanted to be admitted."""
+
+    ADMITTED = auto()
+    PASSED_OVER = auto()  # it has to wait for something that does not hold up those behind it
+    NO_ROOM = auto()  # nobody behind it is admitted before it
+
+
+class Scheduler:
+    """Decodes first, then prefills, then who was swapped out, then who waits.
+
+    Args:
+        pool: whose blocks the requests hold. tiers: kvtiers below.
+    """
+
+    def __init__(self, settings: EngineSettings, pool: BlockPool, tiers: LowerTiers) -> None:
+        self.settings = settings
+        self.pool = pool
+        self.waiting = RequestQueue(settings.policy)
+        self.swapped = RequestQueue(settings.policy)
+        self.running: list[Request] = []  # in the order of their admission
+        self.num_preemptions = 0
+        self.num_swaps = 0
+        self._tiers = tiers
+        self._admission = Admission(settings, pool, tiers)
+        self._num_admitted = 0
+
+    def schedule(self) -> Schedule:
+        """Return the next step; who it preempts and admits is so from now on."""
+        step = Schedule(self.settings.max_num_batched_tokens)
+        self._schedule_running(step)
+        if not step.preempted:  # else there is no room for anybody
+            if self.swapped:
+                step.resumed = self._admit(self.swapped, step)
+            if self.waiting and not self.swapped:
+                step.admitted = self._admit(self.waiting, step)
+        return step
+
+    def preempt(self, request: Request, *, may_swap: bool = True) -> None:
+        """Take a running request's blocks away, and queue it in front of others."""
+        swap = may_swap and self._tiers.swap_pays(request)
+        self.running.remove(request)
+        self.num_preemptions += 1
+        if swap:
+            self._tiers.swapped(request)
+            request.num_swaps += 1
+            self.num_swaps += 1
+        else:
+            request.num_recomputes += 1
+            for sequence in request.live:
+                self._tiers.dropped(sequence)
+        self.release(request)
+        request.state = State.SWAPPED if swap else State.WAITING
+        (self.swapped if swap else self.waiting).put_back(request)
+
+    def release(self, request: Request) -> None:
+        """Free all blocks of a request."""
+        for sequence in request.sequences:
+            self.pool.free(sequence.block_ids)
+            sequence.lose_blocks()
+        self.pool.free(request.spare_block_ids)
+        request.spare_block_ids = []
+
+    def leave(self, request: Request) -> None:
+        """Take a request out of wherever it stands."""
+        if request.state is State.RUNNING:
+            self.running.remove(request)
+        elif request.state is State.SWAPPED:
+            self.swapped.remove(request)
+        else:
+            self.waiting.remove(request)
+        request.state = State.FINISHED
+
+    def local_blocks(self, sequence: TokenSequence) -> list[int]:
+        """Return the leading blocks of a sequence that are in HBM already."""
+        return self._admission.local_blocks(sequence)
+
+    # -- who runs ---------------------------------------------------------------------
+
+    def _schedule_running(self, step: Schedule) -> None:
+        """Schedule the decodes of those that run, and then their prefills."""
+        size, guesses = self.settings.block_size, self.settings.num_speculative_tokens
+        prefills = []
+        for request in self.running.copy():
+            for sequence in request.live:
+                if request.state is not State.RUNNING or request.loading or step.budget <= 0:
+                    break
+                num_computed = sequence.num_computed
+                if sequence.num_known - num_computed > 1:
+                    prefills.append((request, sequence))
+                elif guesses or num_computed >= len(sequence.block_ids) * size:
+                    self._decode(step, request, sequence)
+                else:  # most decodes, and there are many: its block has room
+                    step.compute(request, sequence, 1)
+        for request, sequence in prefills:
+            if step.budget > 0 and request.state is State.RUNNING:
+                step.compute(request, sequence, self._chunk(sequence, step.budget))
+
+    def _decode(self, step: Schedule, request: Request, sequence: TokenSequence) -> None:
+        """Give a sequence its next token, and those that are tried beyond it."""
+        pool, table = self.pool, sequence.block_ids
+        num = min(self._num_tried(request, sequence), step.budget)
+        missing = self.settings.blocks_for(sequence.num_computed + num) - len(table)
+        if missing > pool.num_free and num > 1:  # rather than that somebody gives way for a guess
+            num = 1
+            missing = self.settings.blocks_for(sequence.num_computed + 1) - len(table)
+        while missing > pool.num_free:
+            victim = self._victim() or request
+            step.drop(victim)
+            self.preempt(victim)
+            step.preempted.append(victim)
+            if victim.state is State.SWAPPED:
+                step.swapped.append(victim)
+            if victim is request:
+                return
+        if missing > 0:
+            new = pool.take(missing)
+            self._tiers.will_write(new)
+            table += new
+        step.compute(request, sequence, num)
+
+    def _num_tried(self, request: Request, sequence: TokenSequence) -> int:
+        """Return the tokens of a decode: no more than may still be generated."""
+        new = request.new
+        left = new.num_prompt_tokens + new.max_tokens - sequence.num_known
+        begun = sequence.num_known > new.num_prompt_tokens
+        guesses = self.settings.num_speculative_tokens if begun else 0
+        return max(1, min(1 + guesses, left))
+
+    def _chunk(self, sequence: TokenSequence, budget: int) -> int:
+        """Return how many tokens of a prefill a step takes."""
+        most = self.settings.long_prefill_threshold or budget
+        return min(sequence.num_missing, budget, most)
+
+    def _victim(self) -> Request | None:
+        """Return who gives way: the last of the least urgent, unless a load writes its blocks."""
+        candidates: Iterator[Request] = (r for r in reversed(self.running) if not r.loading)
+        if self.settings.policy is Policy.PRIORITY:
+            return max(candidates, key=lambda r: (r.new.priority, r.order), default=None)
+        return next(candidates, None)
+
+    # -- who is admitted --------------------------------------------------------------
+
+    def _admit(self, queue: RequestQueue, step: Schedule) -> list[Request]:
+        """Admit requests in their order, as far as there is room for them."""
+        admitted: list[Request] = []
+        idx = 0
+        while idx < len(queue) and step.budget > 0:
+            request = queue[idx]
+            verdict = self._try(request, step)
+            if verdict is _Verdict.NO_ROOM:
+                break
+            if verdict is _Verdict.ADMITTED:
+                queue.remove(request)
+                admitted.append(request)
+            else:
+                idx += 1
+        return admitted
+
+    def _try(self, request: Request, step: Schedule) -> _Verdict:
+        """Give a request its blocks, if there are enough, and its first chunk."""
+        if not self._admission.within_share(request, self.running):
+            return _Verdict.PASSED_OVER
+        claims = self._admission.claims(request)
+        if not fits(claims, self.pool, self.settings.watermark_blocks):
+            return _Verdict.NO_ROOM
+        num_places = sum(running.num_places for running in self.running)
+        if num_places + request.num_places > self.settings.max_num_seqs:
+            return _Verdict.NO_ROOM
+        if not self._admission.find_loads(request, claims):
+            return _Verdict.PASSED_OVER
+        in_step = self._admission.allocate(request, claims)
+        request.state = State.RUNNING
+        request.order = self._num_admitted
+        self._num_admitted += 1
+        self.running.append(request)
+        step.loading |= in_step
+        for sequence in request.live:
+            if not request.loading and step.budget > 0:
+                step.compute(request, sequence, self._chunk(sequence, step.budget))
+        return _Verdict.ADMITTED

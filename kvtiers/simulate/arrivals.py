@@ -1,0 +1,133 @@
+"""When the requests of a trace arrive: as they were recorded, or as those before them end."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtiers.model.errors import ConfigError
+from kvtiers.simulate.trace import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalPlan:
+    """How requests come.
+
+    Attributes:
+        speed: times as fast as recorded: gaps between arrivals, and think times, are divided by it.
+        concurrency: sessions at a time, each of which goes on when its last request is answered;
+            None: requests come at their times, however busy the engine is.
+    """
+
+    speed: float = 1.0
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.speed < math.inf:
+            raise ConfigError(f"a speed of {self.speed} must be above 0 and finite")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ConfigError(f"{self.concurrency} sessions at a time; must be at least 1")
+
+    def of(self, requests: Sequence[TraceRequest]) -> Arrivals:
+        """Return the arrivals of requests, which are named by their positions."""
+        if self.concurrency is None:
+            return OpenLoop(requests, self.speed)
+        return ClosedLoop(requests, self.concurrency, self.speed)
+
+
+class Arrivals(Protocol):
+    """Hands out requests, each once."""
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next request comes; None: none does before another one ends."""
+        ...
+
+    def take(self, now: float) -> list[tuple[int, float]]:
+        """Return the requests that have come by now, with their times."""
+        ...
+
+    def ended(self, position: int, now: float) -> None:
+        """Note the end of a request."""
+        ...
+
+
+class OpenLoop:
+    """Requests come at their times; the first one at 0."""
+
+    def __init__(self, requests: Sequence[TraceRequest], speed: float) -> None:
+        first = requests[0].arrival_seconds if requests else 0.0
+        self._times = [(request.arrival_seconds - first) / speed for request in requests]
+        self._next = 0
+
+    @property
+    def next_at(self) -> float | None:
+        """See `Arrivals`."""
+        return self._times[self._next] if self._next < len(self._times) else None
+
+    def take(self, now: float) -> list[tuple[int, float]]:
+        """See `Arrivals`."""
+        taken = []
+        while self._next < len(self._times) and self._times[self._next] <= now:
+            taken.append((self._next, self._times[self._next]))
+            self._next += 1
+        return taken
+
+    def ended(self, position: int, now: float) -> None:
+        """See `Arrivals`; changes nothing here."""
+
+
+class ClosedLoop:
+    """So many sessions run at a time; when one is over, the next begins.
+
+    A session's request comes when the one before it has ended and its user has thought: as long as
+    recorded, or else not at all.
+    """
+
+    def __init__(self, requests: Sequence[TraceRequest], concurrency: int, speed: float) -> None:
+        sessions: dict[int, list[int]] = {}
+        for position, request in enumerate(requests):
+            sessions.setdefault(request.session, []).append(position)
+        self._requests = requests
+        self._speed = speed
+        self._waiting = list(reversed(sessions.values()))
+        self._rest: dict[int, list[int]] = {}  # the last one handed out to those after it
+        self._due: list[tuple[float, int]] = []
+        self._coming: dict[int, list[int]] = {}
+        for _ in range(min(concurrency, len(sessions))):
+            self._begin(0.0)
+
+    @property
+    def next_at(self) -> float | None:
+        """See `Arrivals`."""
+        return self._due[0][0] if self._due else None
+
+    def take(self, now: float) -> list[tuple[int, float]]:
+        """See `Arrivals`."""
+        taken = []
+        while self._due and self._due[0][0] <= now:
+            time, position = heapq.heappop(self._due)
+            self._rest[position] = self._coming.pop(position)
+            taken.append((position, time))
+        return taken
+
+    def ended(self, position: int, now: float) -> None:
+        """See `Arrivals`."""
+        rest = self._rest.pop(position)
+        if not rest:
+            self._begin(now)
+            return
+        think = self._requests[rest[0]].think_seconds or 0.0
+        self._come(rest, now + think / self._speed)
+
+    def _begin(self, now: float) -> None:
+        if self._waiting:
+            self._come(self._waiting.pop(), now)
+
+    def _come(self, positions: list[int], time: float) -> None:
+        first, *rest = positions
+        self._coming[first] = rest
+        heapq.heappush(self._due, (time, first))

@@ -1,0 +1,145 @@
+"""The engine on paper that a trace is replayed through: a model on a device, with its knobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from kvtiers.cost.catalogue import known_hardware, known_storage
+from kvtiers.cost.engine_memory import EngineMemory
+from kvtiers.cost.hardware import WEIGHT_NBYTES, Storage
+from kvtiers.cost.model_source import load_shape
+from kvtiers.cost.preempt import PreemptMode
+from kvtiers.engines.reference.engine import Engine
+from kvtiers.engines.reference.modelled import ModelledMachine, modelled_engine
+from kvtiers.engines.reference.settings import EngineSettings, Policy
+from kvtiers.model.config import Config
+from kvtiers.model.errors import ConfigError
+from kvtiers.simulate.trace import Trace
+
+MEDIA: Final[Mapping[str, str]] = MappingProxyType({"nvme": "nvme-gen4", "lmdb": "lmdb"})
+"""Kind of a store to the medium of the catalogue that it is taken for."""
+
+_WATERMARK: Final = 0.01  # share of the blocks that an admission leaves free, as in vLLM
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePlan:
+    """What a trace is replayed on.
+
+    Attributes:
+        model: as `load_shape` takes it. hardware: a name that `known_hardware` knows.
+        dtype: of the weights. kv_dtype: of the KV cache.
+        max_model_len: tokens of the longest sequence; None: as the trace needs, as far as the pool
+            holds it.
+        media: store or kind of store to a name that `known_storage` knows; beside `MEDIA`.
+        runtime_nbytes: of a device, beside weights and KV; None: estimated.
+    """
+
+    model: str
+    hardware: str
+    dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    tensor_parallel_size: int = 1
+    utilization: float = 0.9
+    block_size: int = 16
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    max_model_len: int | None = None
+    preemption: PreemptMode = PreemptMode.COST
+    policy: Policy = Policy.FCFS
+    media: Mapping[str, str] = field(default_factory=dict)
+    runtime_nbytes: int | None = None
+
+    def memory(self) -> EngineMemory:
+        """Return the engine's memory; it may be too small, see `EngineMemory.check`.
+
+        Raises:
+            ConfigError: a name is not known, or a value makes no sense.
+        """
+        return EngineMemory(
+            load_shape(self.model)[0],
+            known_hardware(self.hardware),
+            self.dtype,
+            self.kv_dtype,
+            self.tensor_parallel_size,
+            self.utilization,
+            self.block_size,
+            self.max_num_batched_tokens,
+            self.runtime_nbytes,
+        )
+
+    @property
+    def kv_nbytes_per_token(self) -> int:
+        """Of the engine: of all its ranks together."""
+        return self.memory().kv_nbytes_per_token * self.tensor_parallel_size
+
+    @property
+    def title(self) -> str:
+        """As people call it."""
+        ranks = f"{self.tensor_parallel_size} x " if self.tensor_parallel_size > 1 else ""
+        cache = "" if self.kv_dtype == "bf16" else f", {self.kv_dtype} KV"
+        return f"{self.model} on {ranks}{known_hardware(self.hardware).title}{cache}"
+
+    def settings(self, trace: Trace) -> EngineSettings:
+        """Return the engine's knobs for a trace.
+
+        Raises:
+            CapacityError: the weights leave no room for KV, or the longest sequence does not fit.
+            ConfigError: the trace's blocks do not consist of whole engine blocks.
+        """
+        memory = self.memory()
+        memory.check(self.max_model_len)
+        if trace.block_size % self.block_size:
+            raise ConfigError(
+                f"the trace's blocks of {trace.block_size} tokens do not consist of blocks of "
+                f"{self.block_size}; choose a block size that divides {trace.block_size}"
+            )
+        num_blocks = memory.pool.num_blocks
+        room = (num_blocks - int(_WATERMARK * num_blocks)) * self.block_size
+        longest = max(r.num_prompt_tokens + max(1, r.num_output_tokens) for r in trace.requests)
+        return EngineSettings(
+            num_blocks=num_blocks,
+            max_model_len=self.max_model_len or min(longest, room),
+            block_size=self.block_size,
+            blocks_per_hash=trace.block_size // self.block_size,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            watermark=_WATERMARK,
+            policy=self.policy,
+            preemption=self.preemption,
+        )
+
+    def engine(self, settings: EngineSettings, config: Config | None) -> Engine:
+        """Return the engine on its virtual clock; `config`: the tiers below, None without any.
+
+        Raises:
+            CapacityError: a tier does not hold one block.
+            ConfigError: a medium is not known.
+        """
+        return modelled_engine(settings, self.machine(config), config)
+
+    def machine(self, config: Config | None) -> ModelledMachine:
+        """Return what the engine runs on."""
+        return ModelledMachine.of(
+            load_shape(self.model)[0],
+            known_hardware(self.hardware),
+            {} if config is None else self._stores(config),
+            self.dtype,
+            WEIGHT_NBYTES[self.kv_dtype],
+            self.tensor_parallel_size,
+        )
+
+    def _stores(self, config: Config) -> dict[str, Storage]:
+        stores = {tier.name: tier.kind for tier in config.stores}
+        for name in self.media:
+            if name not in MEDIA and name not in stores and name not in stores.values():
+                known = ", ".join(sorted({*MEDIA, *stores})) or "none"
+                raise ConfigError(f"no tier {name!r} has a medium to choose; known: {known}")
+        media = {
+            name: self.media.get(name) or self.media.get(kind) or MEDIA.get(kind)
+            for name, kind in stores.items()
+        }
+        return {name: known_storage(medium) for name, medium in media.items() if medium}

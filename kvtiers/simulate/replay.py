@@ -1,0 +1,331 @@
+"""Replays a trace through an engine on paper and the real control plane, on a virtual clock."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from kvtiers.cost.links import write_link
+from kvtiers.cost.prefill import PrefillModel
+from kvtiers.engines.reference.engine import Engine
+from kvtiers.engines.reference.report import Served, StepReport
+from kvtiers.engines.reference.requests import NewRequest
+from kvtiers.engines.reference.settings import EngineSettings
+from kvtiers.model.config import Config
+from kvtiers.model.errors import ConfigError
+from kvtiers.observe.metrics import BLOCKS_FAILED, BYTES_COPIED, OFFLOADS_DROPPED, Series
+from kvtiers.simulate.arrivals import ArrivalPlan, Arrivals
+from kvtiers.simulate.machine import MachinePlan
+from kvtiers.simulate.measures import HBM, Percentiles, Timeline, TokenSums
+from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hit_tokens
+
+DAY_SECONDS: Final = 86_400.0
+
+Progress = Callable[[int, int], None]
+"""Told how many requests have ended, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What is replayed, on what.
+
+    Attributes:
+        label: of the report. config: the tiers below HBM; None: there are none.
+        warmup: share of the requests, the first ones, that only fill the caches.
+        max_seconds: of real time, after which it stops with what it has; None: any.
+    """
+
+    trace: Trace
+    machine: MachinePlan
+    config: Config | None = None
+    label: str = "replay"
+    arrivals: ArrivalPlan = field(default_factory=ArrivalPlan)
+    warmup: float = 0.0
+    max_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"a warm-up of {self.warmup} must be in [0, 1): a share of requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What came of it; times in seconds of the virtual clock, after the warm-up.
+
+    Attributes:
+        complete: whether every request was served, and none given up for want of time.
+        num_skipped: requests longer than the engine allows. longest: tokens that it allows.
+        seconds: from the first measured arrival to the end.
+        infinite_hit_rate: of a cache that forgets nothing, on the same requests, in the trace's
+            blocks, the last of which may be a part.
+        num_reloaded_tokens: brought from below HBM, over all admissions: recompute avoided.
+        num_recomputed_tokens: computed once more after a preemption: recompute caused.
+        saved_seconds: of prefill, that the hits of the first admissions spared, predicted.
+        written_nbytes: store to bytes. written_nbytes_per_day: at that rate.
+        dropped: reason to blocks that were not offloaded. failed: outcome to blocks.
+        advice: what to do where the engine thrashed.
+        cpu_seconds: that the replay took. num_steps: of the engine.
+    """
+
+    label: str
+    title: str
+    complete: bool
+    num_requests: int
+    num_warmup: int
+    num_skipped: int
+    longest: int
+    seconds: float
+    ttft: Percentiles
+    tpot: Percentiles
+    itl: Percentiles
+    e2e: Percentiles
+    output_tokens_per_second: float
+    prompt_tokens_per_second: float
+    requests_per_second: float
+    tokens: TokenSums
+    infinite_hit_rate: float
+    num_reloaded_tokens: int
+    num_recomputed_tokens: int
+    saved_seconds: float
+    num_preemptions: int
+    num_swaps: int
+    written_nbytes: Mapping[str, int]
+    written_nbytes_per_day: Mapping[str, float]
+    dropped: Mapping[str, int]
+    failed: Mapping[str, int]
+    advice: Sequence[str]
+    timeline: Timeline
+    cpu_seconds: float
+    num_steps: int
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        names = [name for name in self.__dataclass_fields__ if name != "timeline"]
+        plain = {name: getattr(self, name) for name in names}
+        for name in ("ttft", "tpot", "itl", "e2e", "tokens"):
+            plain[name] = asdict(plain[name])
+        plain["hit_rate"] = self.tokens.hit_rate
+        plain["timeline"] = self.timeline.to_plain()
+        return plain
+
+
+def replay(plan: ReplayPlan, progress: Progress | None = None) -> Replay:
+    """Run it. A KeyboardInterrupt ends it with what it has.
+
+    Raises:
+        CapacityError: the engine would not start, or a tier does not hold one block.
+        ConfigError: a name is not known, or no request is short enough.
+    """
+    settings = plan.machine.settings(plan.trace)
+    requests = [r for r in plan.trace.requests if _length(r) <= settings.max_model_len]
+    if not requests:
+        raise ConfigError(
+            f"every request of {plan.trace.name} is longer than the {settings.max_model_len:,} "
+            "tokens that the engine allows"
+        )
+    engine = plan.machine.engine(settings, plan.config)
+    try:
+        drive = _Drive(plan, engine, requests)
+        drive.run(progress or (lambda _ended, _num: None))
+        return drive.result(settings)
+    finally:
+        engine.close()
+
+
+def _length(request: TraceRequest) -> int:
+    return request.num_prompt_tokens + max(1, request.num_output_tokens)
+
+
+class _Drive:
+    """One replay, while it runs."""
+
+    def __init__(self, plan: ReplayPlan, engine: Engine, requests: Sequence[TraceRequest]) -> None:
+        self._plan = plan
+        self._engine = engine
+        self._requests = requests
+        self._arrivals: Arrivals = plan.arrivals.of(requests)
+        self._num_warmup = int(plan.warmup * len(requests))
+        self._served: list[Served] = []
+        self._num_ended = self._num_steps = 0
+        self._itl = array("d")
+        self._timeline = Timeline()
+        self._advice: dict[str, None] = {}
+        self._began: float | None = None
+        self._counters_then: Series = {}
+        self._preempted_then = (0, 0)
+        self._cpu_seconds = 0.0
+
+    def run(self, progress: Progress) -> None:
+        """Serve all requests, or as many as there is time for."""
+        started, cpu = time.monotonic(), time.process_time()
+        engine, arrivals, left = self._engine, self._arrivals, self._plan.max_seconds
+        try:
+            while engine.num_unfinished or arrivals.next_at is not None:
+                for position, at in arrivals.take(engine.now):
+                    self._add(position, at)
+                next_at = arrivals.next_at
+                if not engine.num_unfinished:
+                    assert next_at is not None, "the loop ends when nothing is left"
+                    engine.wait_until(next_at)
+                    continue
+                self._note(engine.step(next_at), progress)
+                if left is not None and time.monotonic() - started > left:
+                    break
+        except KeyboardInterrupt:
+            pass  # what was served until now is the answer
+        self._cpu_seconds = time.process_time() - cpu
+        progress(self._num_ended, len(self._requests))
+
+    def _add(self, position: int, at: float) -> None:
+        if position >= self._num_warmup and self._began is None:
+            self._begin(at)
+        request, engine = self._requests[position], self._engine
+        size = engine.settings.hash_tokens
+        whole = request.block_ids[: request.num_prompt_tokens // size].tolist()
+        engine.add(
+            NewRequest(
+                request_id=str(position),
+                arrived_at=at,
+                max_tokens=max(1, request.num_output_tokens),
+                num_prompt_tokens=request.num_prompt_tokens,
+                block_hashes=[number.to_bytes(16, "little") for number in whole],
+            )
+        )
+
+    def _begin(self, at: float) -> None:
+        """Begin to measure."""
+        self._began = at
+        self._counters_then = self._counters()
+        gauges = self._engine.gauges
+        self._preempted_then = (gauges.num_preemptions, gauges.num_swaps)
+
+    def _note(self, report: StepReport, progress: Progress) -> None:
+        """Take in a step."""
+        self._num_steps += 1
+        if self._began is not None and report.itl_seconds:
+            self._itl.extend(report.itl_seconds)
+        for served in report.finished:
+            position = int(served.request_id)
+            self._arrivals.ended(position, served.finished_at)
+            self._num_ended += 1
+            if position >= self._num_warmup:
+                self._served.append(served)
+        if report.finished:
+            progress(self._num_ended, len(self._requests))
+        for advice in report.advice:
+            self._advice.setdefault(advice)
+        if self._timeline.due(self._engine.now):
+            self._look(report)
+
+    def _look(self, report: StepReport) -> None:
+        gauges, connector = report.gauges, self._engine.runner.connector
+        usage = {} if connector is None else connector.controller.usage()
+        self._timeline.add(
+            self._engine.now,
+            gauges.kv_use,
+            (gauges.num_running, gauges.num_waiting, gauges.num_swapped),
+            {name: blocks / capacity for name, (blocks, capacity) in usage.items()},
+        )
+
+    def _counters(self) -> Series:
+        connector = self._engine.runner.connector
+        return {} if connector is None else connector.counters.snapshot().counters
+
+    def result(self, settings: EngineSettings) -> Replay:
+        """Return what came of it."""
+        engine, served, plan = self._engine, self._served, self._plan
+        seconds = max(engine.now - (self._began or 0.0), 1e-9)
+        counted = self._counted()
+        written = {
+            tier.name: int(counted.get((BYTES_COPIED, (write_link(tier.name),)), 0))
+            * plan.machine.tensor_parallel_size
+            for tier in (plan.config.stores if plan.config else ())
+        }
+        tokens = self._tokens()
+        gauges = engine.gauges
+        measured = self._requests[self._num_warmup :]
+        return Replay(
+            label=plan.label,
+            title=plan.machine.title,
+            complete=self._num_ended == len(self._requests),
+            num_requests=len(served),
+            num_warmup=self._num_warmup,
+            num_skipped=len(plan.trace.requests) - len(self._requests),
+            longest=settings.max_model_len,
+            seconds=seconds,
+            ttft=Percentiles.of([it.ttft_seconds for it in served if it.ttft_seconds is not None]),
+            tpot=Percentiles.of([it.tpot_seconds for it in served if it.tpot_seconds is not None]),
+            itl=Percentiles.of(self._itl),
+            e2e=Percentiles.of([it.e2e_seconds for it in served]),
+            output_tokens_per_second=tokens.output / seconds,
+            prompt_tokens_per_second=tokens.prompt / seconds,
+            requests_per_second=len(served) / seconds,
+            tokens=tokens,
+            infinite_hit_rate=self._infinite(len(measured)),
+            num_reloaded_tokens=sum(it.num_reloaded_tokens for it in served),
+            num_recomputed_tokens=sum(it.num_recomputed_tokens for it in served),
+            saved_seconds=self._saved_seconds(settings),
+            num_preemptions=gauges.num_preemptions - self._preempted_then[0],
+            num_swaps=gauges.num_swaps - self._preempted_then[1],
+            written_nbytes=written,
+            written_nbytes_per_day={n: b / seconds * DAY_SECONDS for n, b in written.items()},
+            dropped=_labelled(counted, OFFLOADS_DROPPED),
+            failed=_labelled(counted, BLOCKS_FAILED),
+            advice=tuple(self._advice),
+            timeline=self._timeline,
+            cpu_seconds=self._cpu_seconds,
+            num_steps=self._num_steps,
+        )
+
+    def _counted(self) -> Series:
+        """Return what kvtiers counted since the warm-up."""
+        then = self._counters_then
+        return {key: value - then.get(key, 0) for key, value in self._counters().items()}
+
+    def _tokens(self) -> TokenSums:
+        config = self._plan.config
+        names = [HBM] if config is None else [HBM, *(tier_name(tier) for tier in config.tiers)]
+        hits = Counter(dict.fromkeys(names, 0))
+        for it in self._served:
+            hits[HBM] += it.num_local_tokens
+            hits.update(it.reloaded_by_tier)
+        prompt = sum(it.num_prompt_tokens for it in self._served)
+        output = sum(it.num_output_tokens for it in self._served)
+        return TokenSums(prompt, output, dict(hits), prompt - hits.total())
+
+    def _infinite(self, num_measured: int) -> float:
+        """Return the infinite cache's hit rate on the measured requests, the others before them."""
+        size = self._plan.trace.block_size
+        every = infinite_hit_tokens(self._requests, size)
+        before = infinite_hit_tokens(self._requests[: len(self._requests) - num_measured], size)
+        prompt = every.num_prompt_tokens - before.num_prompt_tokens
+        return (every.num_hit_tokens - before.num_hit_tokens) / prompt if prompt else 0.0
+
+    def _saved_seconds(self, settings: EngineSettings) -> float:
+        machine = self._plan.machine.machine(None)
+        most = settings.max_num_batched_tokens
+        prefill = PrefillModel.of(machine.speed, machine.model, most)
+        prompt = [it.num_prompt_tokens for it in self._served]
+        hit = [it.num_local_tokens + sum(it.reloaded_by_tier.values()) for it in self._served]
+        rest = [num - had for num, had in zip(prompt, hit, strict=True)]
+        if not prompt:
+            return 0.0
+        return float((prefill.seconds(prompt) - prefill.seconds(rest, hit)).sum())
+
+
+def tier_name(tier: Any) -> str:
+    """Return the name of a configured tier, as decisions and metrics call it."""
+    return str(getattr(tier, "name", tier.kind))
+
+
+def _labelled(counted: Series, metric: str) -> dict[str, int]:
+    """Return a metric's values by its one label, without zeros."""
+    return {
+        labels[0]: int(value)
+        for (name, labels), value in counted.items()
+        if name == metric and value
+    }

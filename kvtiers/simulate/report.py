@@ -1,0 +1,226 @@
+"""Files that show replays: JSON, a picture, one page that needs no other file."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kvtiers.model.units import format_size
+from kvtiers.observe.page import NO_PICTURES, canvas, png, table, write_files
+from kvtiers.observe.page import page as whole_page
+from kvtiers.simulate.replay import Replay
+
+_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number of several replays.
+
+    Attributes:
+        cells: one a replay. changes: of all but the first, against it; "" where that says nothing.
+    """
+
+    name: str
+    cells: tuple[str, ...]
+    changes: tuple[str, ...]
+
+
+def rows(replays: Sequence[Replay]) -> list[Row]:
+    """Return the numbers that people compare, the same ones for every replay."""
+    marks = [(name, mark) for name in ("ttft", "itl", "e2e") for mark in ("p50", "p90", "p99")]
+    marks.insert(6, ("tpot", "p90"))
+    found = [
+        _row(f"{_TIMES[name]} {mark}", replays, _percentile(name, mark), _seconds)
+        for name, mark in marks
+    ]
+    plain: list[tuple[str, Callable[[Replay], float | None], Callable[[float], str]]] = [
+        ("output tokens/s", lambda r: r.output_tokens_per_second, _count),
+        ("prompt tokens/s", lambda r: r.prompt_tokens_per_second, _count),
+        ("hit rate", lambda r: r.tokens.hit_rate, _share),
+    ]
+    tiers = list(dict.fromkeys(tier for replay in replays for tier in replay.tokens.hits))
+    plain += [(f"hits in {tier}", _hits(tier), _share) for tier in tiers]
+    plain += [
+        ("computed", lambda r: r.tokens.computed / max(1, r.tokens.prompt), _share),
+        ("infinite cache", lambda r: r.infinite_hit_rate, _share),
+        ("prefill saved", lambda r: r.saved_seconds, _seconds),
+        ("preemptions", lambda r: r.num_preemptions, _count),
+        ("of these swaps", lambda r: r.num_swaps, _count),
+        ("tokens reloaded", lambda r: r.num_reloaded_tokens, _count),
+        ("tokens recomputed", lambda r: r.num_recomputed_tokens, _count),
+    ]
+    found += [_row(name, replays, get, show) for name, get, show in plain]
+    stores = list(dict.fromkeys(name for replay in replays for name in replay.written_nbytes))
+    found += [_row(f"written to {name} a day", replays, _written(name), _size) for name in stores]
+    return found
+
+
+def notes(replay: Replay) -> list[str]:
+    """Return what a reader should know of a replay."""
+    found = []
+    if not replay.complete:
+        found.append("It was stopped before every request was served: later ones are missing.")
+    if replay.num_skipped:
+        found.append(
+            f"{replay.num_skipped:,} requests of more than {replay.longest:,} tokens, prompt and "
+            "output, were skipped: one sequence would not fit."
+        )
+    if replay.num_warmup:
+        found.append(f"The first {replay.num_warmup:,} requests only filled the caches.")
+    line = replay.timeline
+    if line.num_waiting and max(line.num_waiting) > max(64, 0.1 * replay.num_requests):
+        found.append(
+            f"The queue grew to {max(line.num_waiting):,} requests: they come faster than this "
+            "engine serves them, and times to the first token are those of the queue. Slow the "
+            "arrivals (--speed), or share the trace among more engines."
+        )
+    for reason, num in replay.dropped.items():
+        found.append(f"{num:,} blocks were not offloaded ({reason}).")
+    for outcome, num in replay.failed.items():
+        found.append(f"{num:,} blocks of transfers were not delivered ({outcome}).")
+    found += [f"The engine thrashed: {advice}" for advice in replay.advice]
+    return found
+
+
+def plain(replays: Sequence[Replay]) -> dict[str, Any]:
+    """Return plain data for JSON."""
+    return {"ok": True, "replays": [replay.to_plain() for replay in replays]}
+
+
+def write_report(
+    replays: Sequence[Replay], folder: Path, name: str
+) -> tuple[list[Path], str | None]:
+    """Write ``NAME.json``, ``NAME.png`` and ``NAME.html`` into a folder, made if need be.
+
+    Returns:
+        the files written, and why there is no picture; None where there is one.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    picture = draw(replays)
+    written = write_files(plain(replays), page(replays, picture), picture, folder, name)
+    return written, None if picture is not None else NO_PICTURES
+
+
+def page(replays: Sequence[Replay], picture: bytes | None) -> str:
+    """Return one HTML page with everything in it, the picture included."""
+    several = len(replays) > 1
+    header = ["", replays[0].label]
+    for replay in replays[1:]:
+        header += [replay.label, "change"]
+    lines = []
+    for row in rows(replays):
+        cells = [row.name, row.cells[0]]
+        for cell, change in zip(row.cells[1:], row.changes, strict=True):
+            cells += [cell, change]
+        lines.append(cells)
+    said = [
+        f"{replay.label}: {text}" if several else text
+        for replay in replays
+        for text in notes(replay)
+    ]
+    first = replays[0]
+    parts = [
+        f"<p>{html.escape(first.title)}; {first.num_requests:,} requests, {first.seconds:,.0f} s "
+        "on the virtual clock. Throughput and inter-token latency belong together: one is bought "
+        "with the other.</p>" + table(header, lines),
+        *map(_token_table, replays),
+    ]
+    title = "Traces replayed" if several else "A trace replayed"
+    return whole_page(title, ["Predicted: nothing was computed or copied.", *said], parts, picture)
+
+
+def draw(replays: Sequence[Replay]) -> bytes | None:
+    """Return a PNG of the timelines, a column a replay; None without matplotlib."""
+    figure = canvas()
+    if figure is None:
+        return None
+    figure.set_size_inches(5.5 * max(2, len(replays)), 9)
+    axes = figure.subplots(3, len(replays), squeeze=False, sharex="col", sharey="row")
+    for column, replay in zip(axes.T, replays, strict=True):
+        queues, memory, tiers = column
+        line = replay.timeline
+        queues.plot(line.seconds, line.num_running, label="running")
+        queues.plot(line.seconds, line.num_waiting, label="waiting")
+        queues.plot(line.seconds, line.num_swapped, label="swapped")
+        queues.set(title=replay.label, ylabel="requests")
+        memory.plot(line.seconds, line.kv_use, label="held by requests")
+        memory.set(ylabel="share of HBM's KV blocks", ylim=(0, 1.05))
+        for name, use in line.tiers.items():
+            tiers.plot(line.seconds[-len(use) :], use, label=name)
+        tiers.set(ylabel="share of the tier in use", ylim=(0, 1.05), xlabel="seconds")
+        for each in column:
+            each.grid(visible=True, alpha=0.3)
+            if each.get_legend_handles_labels()[0]:
+                each.legend(loc="upper left")
+    return png(figure)
+
+
+_TIMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end"}
+
+
+def _token_table(replay: Replay) -> str:
+    tokens = replay.tokens
+    parts = [*tokens.hits.items(), ("computed", tokens.computed), ("prompt tokens", tokens.prompt)]
+    lines = [(name, f"{num:,}", _share(num / max(1, tokens.prompt))) for name, num in parts]
+    heading = f"<h2>{html.escape(replay.label)}: where the prompts' KV came from</h2>"
+    return heading + table(("", "tokens", "share"), lines)
+
+
+def _row(
+    name: str,
+    replays: Sequence[Replay],
+    get: Callable[[Replay], float | None],
+    show: Callable[[float], str],
+) -> Row:
+    values = [get(replay) for replay in replays]
+    cells = tuple("-" if value is None else show(value) for value in values)
+    return Row(name, cells, tuple(_change(values[0], value) for value in values[1:]))
+
+
+def _change(before: float | None, after: float | None) -> str:
+    if before is None or after is None or not before:
+        return ""
+    return f"{(after - before) / before:+.1%}"
+
+
+def _percentile(name: str, mark: str) -> Callable[[Replay], float | None]:
+    def get(replay: Replay) -> float | None:
+        value: float | None = getattr(getattr(replay, name), mark)
+        return value
+
+    return get
+
+
+def _hits(tier: str) -> Callable[[Replay], float | None]:
+    def get(replay: Replay) -> float | None:
+        num = replay.tokens.hits.get(tier)
+        return None if num is None else num / max(1, replay.tokens.prompt)
+
+    return get
+
+
+def _written(store: str) -> Callable[[Replay], float | None]:
+    return lambda replay: replay.written_nbytes_per_day.get(store)
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:,.1f} ms" if value < 1 else f"{value:,.2f} s"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _size(value: float) -> str:
+    unit = next(((size, name) for size, name in _UNITS if value >= size), None)
+    return format_size(int(value)) if unit is None else f"{value / unit[0]:,.1f} {unit[1]}"

@@ -1,0 +1,185 @@
+"""Stack distances: what caches of every size would hit, from one pass over a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtiers.simulate.trace import Int64s, Trace, TraceRequest
+
+Float64s = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackDistances:
+    """Of every leading block that an earlier request had, how many blocks were used since.
+
+    A least-recently-used cache of so many blocks, or more, hits it; and what it hits of a request
+    is a prefix, for a block is used whenever one behind it is.
+
+    Attributes:
+        distances: blocks, itself included; request after request, each from its first block on.
+        request_idx: of each distance. num_tokens: of each, but for a last block that is a part.
+        num_prompt_tokens: one per request.
+        num_distinct_blocks: of the whole trace.
+    """
+
+    distances: Int64s
+    request_idx: Int64s
+    num_tokens: Int64s
+    num_prompt_tokens: Int64s
+    block_size: int
+    num_distinct_blocks: int
+
+    @classmethod
+    def of(cls, trace: Trace, *, whole_blocks: bool = True) -> StackDistances:
+        """Work them out.
+
+        Args:
+            whole_blocks: leave out a last block that is a part, and the block of a prompt's last
+                token: an engine computes that in any case.
+        """
+        requests, size = trace.requests, trace.block_size
+        most = sum(len(request.block_ids) for request in requests)
+        recency = _Recency(most)
+        distances: list[int] = []
+        counts: list[int] = []
+        tokens: list[int] = []
+        for request in requests:
+            found = recency.use(request.block_ids.tolist())
+            if whole_blocks:
+                del found[(request.num_prompt_tokens - 1) // size :]
+            distances += found
+            counts.append(len(found))
+            tokens += _tokens(request, len(found), size)
+        return cls(
+            np.array(distances, np.int64),
+            np.repeat(np.arange(len(requests)), counts),
+            np.array(tokens, np.int64),
+            np.array([request.num_prompt_tokens for request in requests], np.int64),
+            size,
+            recency.num_known,
+        )
+
+    def hit_tokens(self, capacity_tokens: float) -> Int64s:
+        """Return the tokens that such a cache hits, one per request."""
+        hit = self.distances <= capacity_tokens // self.block_size
+        weights = self.num_tokens[hit].astype(np.float64)
+        found = np.bincount(self.request_idx[hit], weights, minlength=len(self.num_prompt_tokens))
+        return found.astype(np.int64)
+
+    def hit_rates(self, capacities_tokens: Sequence[float]) -> list[float]:
+        """Return the share of all prompt tokens that caches of these sizes hit."""
+        order = np.argsort(self.distances, kind="stable")
+        ascending = self.distances[order]
+        summed = np.concatenate(([0], np.cumsum(self.num_tokens[order])))
+        blocks = np.asarray(capacities_tokens, np.float64) // self.block_size
+        found = summed[np.searchsorted(ascending, blocks, side="right")]
+        return [float(rate) for rate in found / max(1, int(self.num_prompt_tokens.sum()))]
+
+    @property
+    def working_set_tokens(self) -> int:
+        """Size from which on a cache hits all that can be hit."""
+        return int(self.distances.max(initial=0)) * self.block_size
+
+
+def knee(capacities: Sequence[float], rates: Sequence[float]) -> float:
+    """Return the capacity beyond which another doubling pays less than it did on average.
+
+    The point of the curve that lies furthest above the straight line between its ends, with
+    capacities on a logarithmic scale (V. Satopaa et al., Finding a "Kneedle" in a Haystack, 2011).
+
+    Args:
+        capacities: ascending, above 0. rates: not descending.
+    """
+    x = np.log(np.asarray(capacities, np.float64))
+    y = np.asarray(rates, np.float64)
+    if len(x) < 3 or y[-1] <= y[0]:
+        return float(capacities[0])
+    above = (y - y[0]) / (y[-1] - y[0]) - (x - x[0]) / (x[-1] - x[0])
+    return float(capacities[int(np.argmax(above))])
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What caches of every size would hit, least recently used first out.
+
+    Attributes:
+        tokens: of the caches, ascending. rates: shares of the prompt tokens.
+        knee_tokens: beyond which another doubling pays less than average.
+    """
+
+    tokens: tuple[float, ...]
+    rates: tuple[float, ...]
+    knee_tokens: float
+    working_set_tokens: int
+
+    @classmethod
+    def of(cls, distances: StackDistances) -> Curve:
+        """Return the curve of a trace, up to twice what it ever uses again."""
+        most = max(distances.block_size * 4, distances.working_set_tokens * 2)
+        tokens = [most / 2 ** (number / 2) for number in range(28, -1, -1)]
+        rates = distances.hit_rates(tokens)
+        return cls(tuple(tokens), tuple(rates), knee(tokens, rates), distances.working_set_tokens)
+
+
+def _tokens(request: TraceRequest, num_blocks: int, size: int) -> list[int]:
+    """Return the tokens of the leading blocks; the last one of a prompt may be a part."""
+    found = [size] * num_blocks
+    over = num_blocks * size - request.num_prompt_tokens
+    if over > 0:
+        found[-1] -= over
+    return found
+
+
+class _Recency:
+    """Which blocks were used since: a binary indexed tree over the times of last uses.
+
+    Args:
+        most: uses at most, ever.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._tree = [0] * (most + 1)
+        self._last: dict[int, int] = {}
+        self._time = 0
+
+    @property
+    def num_known(self) -> int:
+        """Blocks that were ever used."""
+        return len(self._last)
+
+    def use(self, ids: Sequence[int]) -> list[int]:
+        """Use a request's blocks, the last one first; returns the distances of those that are
+        known, up to the first one that is not."""
+        last, found, deepest = self._last, [], 0
+        for block_id in ids:
+            time = last.get(block_id)
+            if time is None:
+                break
+            deepest = max(deepest, len(last) - self._num_until(time) + 1)
+            found.append(deepest)
+        for block_id in reversed(ids):
+            before = last.get(block_id)
+            if before is not None:
+                self._add(before, -1)
+            self._time += 1
+            last[block_id] = self._time
+            self._add(self._time, 1)
+        return found
+
+    def _num_until(self, time: int) -> int:
+        tree, total = self._tree, 0
+        while time > 0:
+            total += tree[time]
+            time &= time - 1
+        return total
+
+    def _add(self, time: int, num: int) -> None:
+        tree, most = self._tree, len(self._tree)
+        while time < most:
+            tree[time] += num
+            time += time & -time

@@ -1,0 +1,303 @@
+"""Traces of requests: two public formats, read and validated into one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtiers.simulate.trace_fields import Fields, TraceError, fail, parse_object
+
+Int64s = npt.NDArray[np.int64]
+
+CONVERSATION_BLOCK_SIZE: Final = 512
+_ROOT: Final = -1
+
+
+class TraceFormat(Enum):
+    """How a trace is written."""
+
+    CONVERSATION = "conversation"  # one JSON object a line, one id per 512 tokens
+    SESSIONS = "sessions"  # one JSON file a coding-agent session, commonly 64 tokens an id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceRequest:
+    """One request.
+
+    Attributes:
+        arrival_seconds: since the trace began, as recorded.
+        num_output_tokens: what it generated; at least 0.
+        block_ids: one per block of the prompt, the last of which may be a part. Equal ids are
+            equal prefixes, across the whole trace. Tokens after the last id are never shared.
+        session: a number of the conversation that it belongs to; where the trace does not say,
+            each request has its own.
+        think_seconds: from the end of the session's request before to this one; None: not
+            recorded.
+    """
+
+    arrival_seconds: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    block_ids: Int64s
+    session: int
+    think_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """A whole trace.
+
+    Attributes:
+        name: of its file or folder.
+        block_size: tokens of a block.
+        requests: by arrival; at least one.
+    """
+
+    name: str
+    block_size: int
+    requests: tuple[TraceRequest, ...]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(request.num_prompt_tokens for request in self.requests)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(request.num_output_tokens for request in self.requests)
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last."""
+        return self.requests[-1].arrival_seconds - self.requests[0].arrival_seconds
+
+
+def load_trace(path: str | Path, block_size: int | None = None) -> Trace:
+    """Read a whole trace, and put it in the order of arrival.
+
+    Args:
+        path: a JSONL file, a session's JSON file, or a folder of sessions.
+        block_size: tokens of a block: a multiple of the trace's own, which is taken if None.
+
+    Raises:
+        TraceError: it cannot be read, holds no request, or has blocks that do not fit.
+    """
+    reader = TraceReader(Path(path), block_size)
+    requests = sorted(reader, key=lambda request: request.arrival_seconds)
+    return Trace(Path(path).stem, reader.block_size, tuple(requests))
+
+
+def detect_format(path: str | Path) -> TraceFormat:
+    """Return how a trace is written, from what it holds.
+
+    Raises:
+        TraceError: nothing is there, or it is neither.
+    """
+    return _files(Path(path))[0]
+
+
+# The infinite cache
+
+
+@dataclass(frozen=True, slots=True)
+class HitTokens:
+    """Prompt tokens, and those among them whose KV a cache had."""
+
+    num_hit_tokens: int
+    num_prompt_tokens: int
+
+    @property
+    def rate(self) -> float:
+        """Share of the prompt tokens that were hits; 0 without any."""
+        return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+
+def infinite_hit_tokens(requests: Iterable[TraceRequest], block_size: int) -> HitTokens:
+    """Return what a cache that forgets nothing would hit.
+
+    A hit is a leading block that an earlier request had; each request's own blocks count as known
+    once the next one arrives.
+    """
+    known: set[int] = set()
+    hit = total = 0
+    for request in requests:
+        ids = request.block_ids.tolist()
+        num_blocks = next((n for n, found in enumerate(ids) if found not in known), len(ids))
+        known.update(ids[num_blocks:])
+        total += request.num_prompt_tokens
+        hit += min(num_blocks * block_size, request.num_prompt_tokens)
+    return HitTokens(hit, total)
+
+
+# Reading
+
+
+class _Prefixes:
+    """Numbers the prefixes: a block's own id says nothing without what stands before it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def chain(self, ids: Sequence[int], root: int) -> list[int]:
+        """Return one number per block; `root`: whose ids these are."""
+        numbers, parent, chain = self._numbers, root, []
+        for found in ids:
+            parent = numbers.setdefault((parent, found), len(numbers))
+            chain.append(parent)
+        return chain
+
+
+class TraceReader:
+    """Yields the requests as they stand in the file, or session after session.
+
+    A line, or a session, is in memory at a time, and what tells blocks apart. See `load_trace`.
+
+    Attributes:
+        block_size: tokens of the blocks that it yields; 0 until one was read, if none was asked
+            for.
+    """
+
+    def __init__(self, path: Path, block_size: int | None) -> None:
+        self._path = path
+        self._format, self._paths = _files(path)
+        self._asked = block_size
+        self._prefixes = _Prefixes()
+        self.block_size = block_size or 0
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        read = self._conversation if self._format is TraceFormat.CONVERSATION else self._sessions
+        none = True
+        for request in read():
+            none = False
+            yield request
+        if none:
+            fail(str(self._path), "holds no request")
+
+    def _conversation(self) -> Iterator[TraceRequest]:
+        step = self._step(CONVERSATION_BLOCK_SIZE, str(self._path))
+        path = self._paths[0]
+        for session, (number, line) in enumerate(_lines(path)):
+            place = f"{path}:{number}"
+            fields = Fields(parse_object(line, place), place)
+            num_tokens = fields.whole("input_length", 1)
+            ids = fields.ids("hash_ids", num_tokens, CONVERSATION_BLOCK_SIZE)
+            yield TraceRequest(
+                arrival_seconds=fields.seconds("timestamp", 1000.0),
+                num_prompt_tokens=num_tokens,
+                num_output_tokens=fields.whole("output_length", 0),
+                block_ids=self._blocks(ids, _ROOT, step),
+                session=fields.whole("session", 0) if "session" in fields.values else session,
+                think_seconds=fields.optional_seconds("think_time"),
+            )
+
+    def _sessions(self) -> Iterator[TraceRequest]:
+        for session, path in enumerate(self._paths):
+            document = Fields(parse_object(_content(path), str(path)), str(path))
+            block_size = document.whole("block_size", 1)
+            step = self._step(block_size, str(path))
+            scope = document.values.get("hash_id_scope", "local")
+            if scope not in ("local", "global"):
+                fail(str(path), f"'hash_id_scope' is {scope!r}, not 'local' or 'global'")
+            root = _ROOT if scope == "global" else _ROOT - 1 - session
+            for start, fields in _flat(document, 0.0):
+                num_tokens = fields.whole("in", 1)
+                yield TraceRequest(
+                    arrival_seconds=start + fields.seconds("t"),
+                    num_prompt_tokens=num_tokens,
+                    num_output_tokens=fields.whole("out", 0),
+                    block_ids=self._blocks(
+                        fields.ids("hash_ids", num_tokens, block_size), root, step
+                    ),
+                    session=session,
+                    think_seconds=fields.optional_seconds("think_time"),
+                )
+
+    def _step(self, own: int, place: str) -> int:
+        """Return how many of the trace's own blocks one asked for has."""
+        asked = self._asked or self.block_size or own
+        if asked % own:
+            fail(
+                place,
+                f"has ids of {own} tokens, which make no blocks of {asked}; "
+                f"ask for a multiple, such as {math.lcm(own, asked)}",
+            )
+        self.block_size = asked
+        return asked // own
+
+    def _blocks(self, ids: list[int], root: int, step: int) -> Int64s:
+        """Return one number per whole block of `step` ids; with 1, the last may be a part."""
+        chain = self._prefixes.chain(ids, root)
+        return np.array(chain[step - 1 :: step], dtype=np.int64)
+
+
+def _flat(document: Fields, start: float) -> Iterator[tuple[float, Fields]]:
+    """Yield the requests of a session with those of its sub-agents, and when their time begins."""
+    for fields in document.objects("requests"):
+        if "requests" in fields.values:
+            yield from _flat(fields, start + fields.seconds("t"))
+        else:
+            yield start, fields
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, with their numbers from 1."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        fail(str(path), f"cannot be read ({error.strerror}); check path and rights")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        fail(str(path), f"cannot be read ({error.strerror}); check path and rights")
+
+
+def _files(path: Path) -> tuple[TraceFormat, list[Path]]:
+    """Return the format of a trace, and its files in order."""
+    if path.is_dir():
+        sessions = sorted(path.glob("*.json"))
+        if sessions:
+            return TraceFormat.SESSIONS, sessions
+        lines = sorted(path.glob("*.jsonl"))
+        if len(lines) == 1:
+            return TraceFormat.CONVERSATION, lines
+        found = f"{len(lines)} JSONL files; name one of them" if lines else "no *.json or *.jsonl"
+        fail(str(path), f"is a folder with {found}")
+    if not path.exists():
+        fail(str(path), "no such file or folder; name a JSONL file or a folder of sessions")
+    return _format_of(path), [path]
+
+
+def _format_of(path: Path) -> TraceFormat:
+    number, line = next(_lines(path), (0, b""))
+    if not number:
+        fail(str(path), "holds no request")
+    try:
+        fields: dict[str, Any] = parse_object(line, f"{path}:{number}")
+    except TraceError:
+        # A line of a JSONL file is an object; only a session may go over several lines.
+        if path.suffix == ".json":
+            return TraceFormat.SESSIONS
+        raise
+    if "requests" in fields:
+        return TraceFormat.SESSIONS
+    if "input_length" in fields or "hash_ids" in fields or path.suffix == ".jsonl":
+        return TraceFormat.CONVERSATION
+    known = ", ".join(map(repr, sorted(fields))) or "nothing"
+    raise TraceError(
+        f"{path}:{number}: is neither a request ('timestamp', 'input_length', 'output_length', "
+        f"'hash_ids') nor a session ('requests'); there is {known}"
+    )

@@ -1,0 +1,170 @@
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from kvtiers.model.config import parse_mapping
+from kvtiers.model.errors import CapacityError, ConfigError
+from kvtiers.simulate.arrivals import ArrivalPlan
+from kvtiers.simulate.generate import Workload, generate
+from kvtiers.simulate.machine import MachinePlan
+from kvtiers.simulate.measures import Percentiles, Timeline
+from kvtiers.simulate.replay import ReplayPlan, replay
+
+MACHINE = MachinePlan("llama-3.1-8b", "l40s", utilization=0.6)
+TIERS = parse_mapping(
+    {
+        "tiers": [
+            {"kind": "dram", "capacity": "20GB"},
+            {"kind": "nvme", "paths": ["/nowhere/kvtiers"], "capacity": "200GB"},
+        ]
+    }
+)
+CHAT = generate(Workload("documents", 150, requests_per_second=1.0, seed=3))
+
+
+def run(**more):
+    return replay(ReplayPlan(**{"trace": CHAT, "machine": MACHINE, "config": TIERS} | more))
+
+
+def test_hits_by_tier_and_computed_tokens_are_all_prompt_tokens():
+    found = run()
+    tokens = found.tokens
+    assert found.complete
+    assert found.num_requests == 150
+    assert tokens.prompt == CHAT.num_prompt_tokens
+    assert tokens.output == CHAT.num_output_tokens
+    assert list(tokens.hits) == ["hbm", "dram", "nvme"]
+    assert all(num > 0 for num in tokens.hits.values())
+    assert sum(tokens.hits.values()) + tokens.computed == tokens.prompt
+    assert 0 < tokens.hit_rate <= found.infinite_hit_rate
+    assert found.num_preemptions == 0
+    assert found.num_reloaded_tokens == tokens.hits["dram"] + tokens.hits["nvme"]
+    assert found.saved_seconds > 0
+
+
+def test_a_replay_is_the_same_each_time_but_for_what_it_took():
+    first, again = run(), run()
+    same = replace(again, cpu_seconds=first.cpu_seconds)
+    assert same.to_plain() == first.to_plain()
+
+
+def test_tiers_save_time_and_without_them_there_is_hbm_alone():
+    tiers, none = run(), run(config=None)
+    assert list(none.tokens.hits) == ["hbm"]
+    assert none.written_nbytes == {}
+    assert none.num_reloaded_tokens == 0
+    assert tiers.ttft.p90 < none.ttft.p90
+    assert tiers.tokens.hit_rate > none.tokens.hit_rate
+
+
+def test_writes_are_counted_per_device_and_day():
+    found = run()
+    written = found.written_nbytes["nvme"]
+    assert written > 0
+    assert found.written_nbytes_per_day["nvme"] == pytest.approx(written / found.seconds * 86_400)
+
+
+def test_warm_up_fills_caches_and_is_not_measured():
+    whole, warm = run(), run(warmup=0.5)
+    assert (warm.num_warmup, warm.num_requests) == (75, 75)
+    assert warm.tokens.prompt == sum(r.num_prompt_tokens for r in CHAT.requests[75:])
+    assert warm.tokens.hit_rate > whole.tokens.hit_rate
+    assert warm.infinite_hit_rate > whole.infinite_hit_rate
+    assert warm.seconds < whole.seconds
+    assert warm.written_nbytes["nvme"] < whole.written_nbytes["nvme"]
+
+
+def test_time_is_told_of_every_token():
+    found = run()
+    assert found.ttft.num == found.e2e.num == 150
+    assert found.itl.num == sum(r.num_output_tokens - 1 for r in CHAT.requests)
+    assert found.tpot.num == sum(r.num_output_tokens > 1 for r in CHAT.requests)
+    assert found.e2e.p50 > found.ttft.p50
+    assert found.output_tokens_per_second == pytest.approx(found.tokens.output / found.seconds)
+
+
+def test_closed_loop_never_has_more_at_once_than_asked():
+    found = run(arrivals=ArrivalPlan(concurrency=3))
+    line = found.timeline
+    both = [
+        sum(counts)
+        for counts in zip(line.num_running, line.num_waiting, line.num_swapped, strict=True)
+    ]
+    assert found.complete
+    assert max(both) <= 3
+
+
+def test_slower_arrivals_wait_less():
+    fast, slow = run(arrivals=ArrivalPlan(speed=4.0)), run(arrivals=ArrivalPlan(speed=0.25))
+    assert slow.ttft.p90 < fast.ttft.p90
+    assert slow.seconds > fast.seconds
+
+
+def test_a_smaller_pool_preempts_and_says_what_recompute_that_causes():
+    machine = replace(MACHINE, utilization=0.45, max_num_seqs=64)
+    found = run(machine=machine, config=None, arrivals=ArrivalPlan(speed=20.0))
+    assert found.complete
+    assert found.num_preemptions > 0
+    assert found.num_recomputed_tokens > 0
+    assert sum(found.tokens.hits.values()) + found.tokens.computed == found.tokens.prompt
+
+
+def test_requests_that_never_fit_are_skipped_and_counted():
+    longest = max(r.num_prompt_tokens + r.num_output_tokens for r in CHAT.requests)
+    found = run(machine=replace(MACHINE, max_model_len=longest - 1))
+    assert (found.num_skipped, found.num_requests) == (1, 149)
+    with pytest.raises(ConfigError, match="every request of documents is longer than the 10"):
+        run(machine=replace(MACHINE, max_model_len=10))
+
+
+def test_what_would_not_start_is_refused():
+    with pytest.raises(CapacityError, match="does not even load"):
+        run(machine=MachinePlan("llama-3.1-70b", "h100"))
+    with pytest.raises(ConfigError, match="blocks of 512 tokens do not consist of blocks of 48"):
+        run(machine=replace(MACHINE, block_size=48))
+    with pytest.raises(ConfigError, match="no tier 'tape' has a medium to choose; known: lmdb"):
+        run(machine=replace(MACHINE, media={"tape": "sata"}))
+    with pytest.raises(ConfigError, match="a warm-up of 1 must be"):
+        run(warmup=1)
+
+
+def test_media_are_chosen_by_store_or_kind():
+    slow = run(machine=replace(MACHINE, media={"nvme": "sata"}))
+    assert slow.tokens.hits["nvme"] < run().tokens.hits["nvme"]
+
+
+def test_time_that_is_up_ends_it_with_what_there_is():
+    found = run(max_seconds=0.0)
+    assert not found.complete
+    assert found.num_requests < 150
+    assert sum(found.tokens.hits.values()) + found.tokens.computed == found.tokens.prompt
+
+
+def test_an_interrupt_ends_it_with_what_there_is():
+    def stop(ended, num):
+        if ended == 20 and not stopped:
+            stopped.append(ended)
+            raise KeyboardInterrupt
+
+    stopped = []
+    found = replay(ReplayPlan(CHAT, MACHINE, TIERS), stop)
+    assert not found.complete
+    assert found.num_requests == 20
+
+
+def test_percentiles_of_nothing_are_none():
+    assert Percentiles.of([]) == Percentiles()
+    assert Percentiles.of([1.0, 3.0]).mean == 2.0
+
+
+def test_timeline_stays_short_and_evenly_apart():
+    line, now = Timeline(), 0.0
+    for _ in range(20_000):
+        now += 0.1
+        if line.due(now):
+            line.add(now, 0.5, (1, 2, 3), {"dram": 0.25})
+    assert 200 < len(line.seconds) <= 800
+    assert {len(line.kv_use), len(line.num_waiting), len(line.tiers["dram"])} == {len(line.seconds)}
+    gaps = [later - sooner for sooner, later in itertools.pairwise(line.seconds)]
+    assert max(gaps) < 4 * min(gaps)
