@@ -3,7 +3,7 @@
 FOLDER holds the two public traces (see the README beside them). Two ways of counting:
 
 - *plain*: blocks alone, all of which may leave, as the published comparisons of these rules do;
-- *tier*: the real `Tier`, where only tails of chains leave and a block never makes its own prefix go.
+- *tier*: the real `Tier`, where only tails of chains leave, and none for its own continuation.
 
 A hit is a leading block of the prompt that is there when the request comes, 512 tokens, the last
 one of a prompt what it has; the rate is hits over the tokens of all prompts, without warm-up.

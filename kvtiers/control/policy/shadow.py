@@ -10,11 +10,11 @@ from kvtiers.control.policy.lines import fingerprint
 from kvtiers.model.keys import BlockKey
 
 _BLOCKS: Final = 512  # of a shadow; a tier of fewer is copied whole
-_HALF_LIFE: Final = 8  # keys asked for, per block of a shadow, after which a hit counts half
+_HALF_LIFE: Final = 4  # keys asked for, per block of a shadow, after which a hit counts half
 _WARM_UP: Final = 8  # keys asked for, per block of a shadow, before rules that learn are judged
 _MIX: Final = 0xC2B2AE35  # of MurmurHash3
-_LEAST_GAIN: Final = 0.08  # what a change of leader must bring
-_DEVIATIONS: Final = 3.0  # and by how many standard deviations, were the shadows independent
+_LEAST_GAIN: Final = 0.03  # what a change of leader must bring
+_DEVIATIONS: Final = 1.0  # and by how many standard deviations, were the shadows independent
 
 
 class Shadow:
