@@ -10,11 +10,14 @@ from kvtiers.control.policy.lines import fingerprint
 from kvtiers.model.keys import BlockKey
 
 _BLOCKS: Final = 512  # of a shadow; a tier of fewer is copied whole
-_HALF_LIFE: Final = 4  # keys asked for, per block of a shadow, after which a hit counts half
+# A hit counts half after so many keys asked for per block of a shadow, and so many hits of the best:
+# where hits are rare, fewer tell nothing.
+_HALF_LIFE: Final = 4
+_TELLING_HITS: Final = 512
 _WARM_UP: Final = 8  # keys asked for, per block of a shadow, before rules that learn are judged
 _MIX: Final = 0xC2B2AE35  # of MurmurHash3
 _LEAST_GAIN: Final = 0.03  # what a change of leader must bring
-_DEVIATIONS: Final = 1.0  # and by how many standard deviations, were the shadows independent
+_DEVIATIONS: Final = 2.0  # and by how many standard deviations, were the shadows independent
 
 
 class Shadow:
@@ -79,12 +82,12 @@ class Contest:
 
     def _judge(self) -> bool:
         shadows = self._shadows
-        if self._num_asked >= _HALF_LIFE * self._size:
+        best = max(shadows, key=lambda name: shadows[name].num_hits)
+        most, held = shadows[best].num_hits, shadows[self.leader].num_hits
+        if self._num_asked >= _HALF_LIFE * self._size and most >= _TELLING_HITS:
             for shadow in shadows.values():
                 shadow.num_hits /= 2
             self._num_asked //= 2
-        best = max(shadows, key=lambda name: shadows[name].num_hits)
-        most, held = shadows[best].num_hits, shadows[self.leader].num_hits
         sure = _DEVIATIONS * (most + held) ** 0.5
         if most - held <= max(_LEAST_GAIN * held, sure):
             return False
