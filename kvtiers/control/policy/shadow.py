@@ -10,7 +10,7 @@ from kvtiers.control.policy.lines import fingerprint
 from kvtiers.model.keys import BlockKey
 
 _BLOCKS: Final = 512  # of a shadow; a tier of fewer is copied whole
-# A hit counts half after so many keys asked for per block of a shadow, and so many hits of the best:
+# A hit counts half after so many keys asked for, per block of a shadow, and hits of the best rule:
 # where hits are rare, fewer tell nothing.
 _HALF_LIFE: Final = 4
 _TELLING_HITS: Final = 512
