@@ -244,7 +244,7 @@ class Calibrated:
                 if point.way == tier:
                     loads.setdefault(point.num_loaded_blocks, []).append(point.load_seconds)
             medians = {num: statistics.median(seconds) for num, seconds in loads.items()}
-            jobs = [  # where others disturb the machine, DRAM's may be the longer: not all of it
+            jobs = [  # beside other work DRAM's may seem the longer
                 Link(name, num, num * block, max(seconds - after, _LEAST_SHARE * seconds))
                 for num, seconds in medians.items()
                 if seconds > 0

@@ -12,7 +12,6 @@ from kvtiers.control.jobs import Job, JobTable
 from kvtiers.control.offload import OffloadDesk
 from kvtiers.control.outlook import EngineLoad, Outlook
 from kvtiers.control.places import Places
-from kvtiers.control.policy import make_policy
 from kvtiers.control.prefetch import Arrival, PrefetchDesk
 from kvtiers.control.presence import PresenceTable
 from kvtiers.control.probes import ProbeDesk
@@ -21,6 +20,7 @@ from kvtiers.control.settings import ControlSettings
 from kvtiers.control.suspects import Suspects
 from kvtiers.control.tier import Tier
 from kvtiers.control.traffic import Traffic
+from kvtiers.control.values import make_tier
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt
 from kvtiers.cost.preempt import PreemptMode, PreemptPlan
@@ -63,12 +63,12 @@ class Controller:
         self.counters = counters
         self.cost = cost
         self.epoch = 0
-        self.dram = Tier(DRAM, settings.num_slots, make_policy(settings.evict))
+        self.dram = make_tier(DRAM, settings.num_slots, settings, cost, 0)
         self.stores: list[Tier | None] = [
             None
             if s.capacity_blocks is None
-            else Tier(s.name, s.capacity_blocks, make_policy(settings.evict))
-            for s in settings.stores
+            else make_tier(s.name, s.capacity_blocks, settings, cost, 1 + idx)
+            for idx, s in enumerate(settings.stores)
         ]
         private = {s.name for s in settings.stores if s.capacity_blocks is not None}
         self.presence = PresenceTable(private=private)

@@ -256,6 +256,8 @@ class OffloadDesk:
         if entry is None and tier is not None:
             self._counters.add("kvtiers_offloads_dropped_total", (f"no_room_{store.name}",))
             return
+        if entry is not None:
+            entry.position = position
         if budget is not None:
             budget.spend(store.frame_nbytes, self._now)
         row.store_entries[idx] = entry

@@ -70,7 +70,7 @@ class Places:
         """Whether a block is in a store, or on its way there."""
         return self.stored(key) or any(tier and tier.get(key) for tier in self.stores)
 
-    def adopt(self, idx: int, key: BlockKey, parent: BlockKey | None) -> None:
+    def adopt(self, idx: int, key: BlockKey, parent: BlockKey | None, position: int) -> None:
         """Enter a frame of an earlier life into the books of its store, so that it is kept.
 
         Where nothing may leave for it, it is dropped: the store takes it for ours by now.
@@ -82,6 +82,7 @@ class Places:
         if entry is None:
             self.disclaim(idx, key)
         else:
+            entry.position = position
             tier.commit(entry)
 
     def disclaim(self, idx: int, key: BlockKey) -> None:

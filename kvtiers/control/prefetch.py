@@ -153,8 +153,8 @@ class PrefetchDesk:
         dram = self._places.dram
         job: Job | None = None
         while wish.rows and room > 0:
-            key, parent, source, position = wish.rows[0]
-            row = None if dram.get(key) is not None else self._row(key, parent, source)
+            key, parent, _, position = wish.rows[0]
+            row = None if dram.get(key) is not None else self._row(wish.rows[0])
             if row is None:  # it is there, or gone
                 wish.rows.popleft()
                 continue
@@ -179,8 +179,9 @@ class PrefetchDesk:
             self._counters.add(BLOCKS_PREFETCHED, (), len(job.rows))
         return job
 
-    def _row(self, key: BlockKey, parent: BlockKey | None, source: int) -> Row | None:
+    def _row(self, found: tuple[BlockKey, BlockKey | None, int, int]) -> Row | None:
         """Return a row that reads a block where it was found; None if that is no longer so."""
+        key, parent, source, position = found
         idx = source - 1
         places = self._places
         if not places.gates.readable(idx) or places.belief(idx, key) is not Belief.PRESENT:
@@ -188,7 +189,7 @@ class PrefetchDesk:
         tier = places.stores[idx]
         entry = None if tier is None else tier.get(key)
         held: dict[int, Entry | None] = {} if entry is None else {idx: entry}
-        return Row(key, -1, store_entries=held, source=source, parent=parent)
+        return Row(key, -1, store_entries=held, source=source, parent=parent, position=position)
 
     def _pin_below(self, row: Row) -> None:
         for idx, stored in row.store_entries.items():

@@ -390,7 +390,7 @@ class ReloadDesk:
         elif gone:
             self._places.disclaim(idx, row.key)
         else:
-            self._places.adopt(idx, row.key, row.parent)
+            self._places.adopt(idx, row.key, row.parent, row.position)
 
 
 def _give_up_staging(job: Job) -> None:

@@ -28,8 +28,11 @@ DEFAULT_DRAM_CAPACITY: Final = "4GiB"  # fits any server; a real installation wr
 class PolicyConfig(Section):
     """What is kept."""
 
-    evict: Literal["lru"] = Field(
-        default="lru", description="Replacement rule of every private tier."
+    evict: Literal["adaptive", "arc", "cost", "lru", "s3-fifo", "w-tinylfu"] = Field(
+        default="adaptive",
+        description="Replacement rule of every private tier: which chain tail leaves next. "
+        "`cost`: by the seconds that a block saves and its chance of reuse; `adaptive`: whichever "
+        "of the others had the most hits of late.",
     )
     offload: Literal["eager", "lazy"] = Field(
         default="eager",

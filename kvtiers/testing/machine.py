@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvtiers.control.policy import make_policy
+from kvtiers.control.policy import POLICIES, make_policy
 from kvtiers.control.tier import Entry, Residence, Tier
 from kvtiers.model.keys import BlockKey, block_key
 from kvtiers.testing.invariants import check_tier
@@ -38,10 +38,10 @@ class TierMachine(RuleBasedStateMachine):
         self.windows: list[list[int]] = []
         self.served: dict[BlockKey, Entry] = {}
 
-    @initialize(capacity=st.integers(1, MAX_CAPACITY), policy=st.sampled_from(["lru"]))
+    @initialize(capacity=st.integers(1, MAX_CAPACITY), policy=st.sampled_from(POLICIES))
     def make_tier(self, capacity: int, policy: str) -> None:
         """Start empty."""
-        self.tier = Tier("dram", capacity, make_policy(policy))
+        self.tier = Tier("dram", capacity, make_policy(policy, capacity))
 
     @rule(place=places)
     def reserve(self, place: tuple[int, int]) -> None:

@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import pytest
 
-from kvtiers.control.policy import make_policy
+from kvtiers.control.policy import POLICIES, make_policy
 from kvtiers.control.policy.base import EvictionPolicy
 from kvtiers.control.policy.lru import LRU
 from kvtiers.model.errors import ConfigError
 from kvtiers.testing.policy_suite import Conductor, PolicySuite, keys
 
+CAPACITY = 6  # fewer than the suite has keys
+
 
 class TestLRU(PolicySuite):
     def make_policy(self) -> EvictionPolicy:
-        return make_policy("lru")
+        return make_policy("lru", CAPACITY)
+
+
+class TestARC(PolicySuite):
+    def make_policy(self) -> EvictionPolicy:
+        return make_policy("arc", CAPACITY)
+
+
+class TestS3FIFO(PolicySuite):
+    def make_policy(self) -> EvictionPolicy:
+        return make_policy("s3-fifo", CAPACITY)
+
+
+class TestWTinyLFU(PolicySuite):
+    def make_policy(self) -> EvictionPolicy:
+        return make_policy("w-tinylfu", CAPACITY)
+
+
+class TestCost(PolicySuite):
+    def make_policy(self) -> EvictionPolicy:
+        return make_policy("cost", CAPACITY)
+
+
+class TestAdaptive(PolicySuite):
+    def make_policy(self) -> EvictionPolicy:
+        return make_policy("adaptive", CAPACITY)
 
 
 def lru(*numbers: int) -> Conductor:
@@ -66,5 +93,5 @@ def test_lru_readmitted_block_is_new():
 
 
 def test_unknown_policy_is_named_with_those_that_exist():
-    with pytest.raises(ConfigError, match=r"'mru'.*lru"):
-        make_policy("mru")
+    with pytest.raises(ConfigError, match="'mru'.*" + ", ".join(sorted(POLICIES))):
+        make_policy("mru", 8)

@@ -202,7 +202,11 @@ def test_wrong_value_in_a_tier_is_refused(keys, problem):
     [
         ("policy:", "policy: an empty value is not a mapping; write keys under it"),
         ("policy: lru", "policy: 'lru' is not a mapping; write keys under it (keys here: evict,"),
-        ("policy: {evict: mru}", "policy.evict: 'mru' is not one of lru; did you mean 'lru'?"),
+        (
+            "policy: {evict: mru}",
+            "policy.evict: 'mru' is not one of adaptive, arc, cost, lru, s3-fifo, w-tinylfu; "
+            "did you mean 'lru'?",
+        ),
         ("cost: {margin: -0.1}", "cost.margin: -0.1 must be at least 0"),
         ("cost: {margin: .nan}", "cost.margin: '.nan' is not a number"),
         ("cost: {decision_log: 5}", "cost.decision_log: 5 is no path"),

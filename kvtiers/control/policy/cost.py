@@ -1,0 +1,141 @@
+"""By value: the seconds that a block saves, by its chance to be asked for again."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from kvtiers.control.policy.lines import Line, Node, fingerprint
+from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges, bucket_of, class_of
+from kvtiers.control.policy.sketch import Sketch
+from kvtiers.model.keys import BlockKey
+
+Value = Callable[[BlockKey], float]
+
+
+class Memory:
+    """What is known of keys, whether their blocks are here or gone.
+
+    Attributes:
+        clock: notes so far. ages: what they say of keys that are asked for again.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.clock = 0
+        self.ages = ReuseAges(capacity)
+        self._sketch = Sketch(capacity)
+
+    def note(self, fingerprint: int) -> None:
+        """Note that a key was asked for."""
+        self.clock += 1
+        self._sketch.note(fingerprint)
+        self.ages.note(fingerprint, self.clock)
+
+    def uses(self, fingerprint: int) -> int:
+        """Return how often a key was asked for of late."""
+        return self._sketch.count(fingerprint)
+
+
+class Ends(Line):
+    """Blocks in order of use, of which the first and the last that may leave are wanted."""
+
+    __slots__ = ("_newest",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._newest: list[tuple[int, Node]] = []
+
+    def expose(self, node: Node) -> None:
+        """Let a block of this line leave from now on."""
+        super().expose(node)
+        newest = self._newest
+        heapq.heappush(newest, (-node.order, node))
+        if len(newest) > 4 * self.num_exposed + 64:
+            kept = {row[1]: row for row in newest if self._stands(row)}
+            self._newest = list(kept.values())
+            heapq.heapify(self._newest)
+
+    def last(self) -> Node | None:
+        """Return the last block that may leave."""
+        newest = self._newest
+        while newest:
+            if self._stands(newest[0]):
+                return newest[0][1]
+            heapq.heappop(newest)
+        return None
+
+    def _stands(self, row: tuple[int, Node]) -> bool:
+        order, node = row
+        return node.exposed and node.line is self and node.order == -order
+
+
+class Cost:
+    """Evicts what promises the least: seconds saved times the rate at which such blocks return.
+
+    Blocks are told apart by how often they were asked for and how long ago; see `ReuseAges`. Of
+    each class, the least and the most recently used block that may leave are compared.
+
+    Args:
+        value: seconds that the reload of a block saves; all the same if not given.
+        memory: of keys, here and gone, whose owner notes what is asked for; else its own.
+    """
+
+    def __init__(
+        self, capacity: int, value: Value | None = None, memory: Memory | None = None
+    ) -> None:
+        self._value = value
+        self._nodes: dict[BlockKey, Node] = {}
+        self._lines = [Ends() for _ in range(NUM_CLASSES)]
+        self._memory = memory or Memory(capacity)
+        self._notes = memory is None
+
+    def admitted(self, key: BlockKey) -> None:
+        """Count residence as a use, beside those before it."""
+        print_ = fingerprint(key)
+        if self._notes:
+            self._memory.note(print_)
+        uses = max(1, self._memory.uses(print_))
+        node = Node(key, self._lines[class_of(uses)], self._memory.clock)
+        node.uses = uses
+        self._nodes[key] = node
+
+    def touched(self, key: BlockKey) -> None:
+        """Count a use."""
+        if self._notes:
+            self._memory.note(fingerprint(key))
+        node = self._nodes[key]
+        node.uses += 1
+        self._lines[class_of(node.uses)].join(node, self._memory.clock)
+
+    def exposed(self, key: BlockKey) -> None:
+        """Let the block leave when it is worth least."""
+        node = self._nodes[key]
+        node.line.expose(node)
+
+    def shielded(self, key: BlockKey) -> None:
+        """Let the block stay."""
+        node = self._nodes[key]
+        node.line.shield(node)
+
+    def removed(self, key: BlockKey) -> None:
+        """Drop all that is known of the block, but how often it was asked for."""
+        node = self._nodes.pop(key)
+        node.line.drop(node)
+
+    def next_victim(self) -> BlockKey | None:
+        """Return the block that promises least; the least recently used of equals."""
+        worst: Node | None = None
+        least = (0.0, 0)
+        now = self._memory.clock
+        for line, rates in zip(self._lines, self._memory.ages.rates, strict=True):
+            first = line.first()
+            if first is None:
+                continue
+            last = line.last()
+            for node in (first,) if last is first or last is None else (first, last):
+                promise = rates[bucket_of(now - node.order)]
+                if self._value is not None:
+                    promise *= self._value(node.key)
+                if worst is None or (promise, node.order) < least:
+                    worst, least = node, (promise, node.order)
+        return None if worst is None else worst.key

@@ -1,0 +1,95 @@
+"""Small copies of a tier that hold no bytes, to see how replacement rules would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kvtiers.control.policy.base import EvictionPolicy
+from kvtiers.control.policy.lines import fingerprint
+from kvtiers.model.keys import BlockKey
+
+_BLOCKS: Final = 512  # of a shadow; a tier of fewer is copied whole
+# A hit counts half after so many keys asked for, per block of a shadow, and hits of the best rule:
+# where hits are rare, fewer tell nothing.
+_HALF_LIFE: Final = 4
+_TELLING_HITS: Final = 512
+_WARM_UP: Final = 8  # keys asked for, per block of a shadow, before rules that learn are judged
+_MIX: Final = 0xC2B2AE35  # of MurmurHash3
+_LEAST_GAIN: Final = 0.03  # what a change of leader must bring
+_DEVIATIONS: Final = 2.0  # and by how many standard deviations, were the shadows independent
+
+
+class Shadow:
+    """One rule over a tier of sampled keys, all of which may leave."""
+
+    def __init__(self, capacity: int, policy: EvictionPolicy) -> None:
+        self._capacity = capacity
+        self._policy = policy
+        self._resident: set[BlockKey] = set()
+        self.num_hits = 0.0
+
+    def asked(self, key: BlockKey) -> None:
+        """Hit a block, or let it in."""
+        policy, resident = self._policy, self._resident
+        if key in resident:
+            self.num_hits += 1
+            policy.touched(key)
+            return
+        if len(resident) >= self._capacity:
+            victim = policy.next_victim()
+            if victim is not None:
+                policy.removed(victim)
+                resident.remove(victim)
+        policy.admitted(key)
+        policy.exposed(key)
+        resident.add(key)
+
+
+class Contest:
+    """Lets rules compete on a sample of the keys, by the hits of late.
+
+    Sampled by fingerprint, a key is always in or always out, and a shadow of a share of the
+    tier's blocks that sees the same share of the keys has about the tier's hit rate (Waldspurger
+    and others, ATC 2017). Bounded: 512 blocks for each rule.
+    """
+
+    def __init__(
+        self, capacity: int, rules: Mapping[str, Callable[[int], EvictionPolicy]], leader: str
+    ) -> None:
+        self.leader = leader
+        size = min(capacity, _BLOCKS)
+        self._one_in = max(1, capacity // size)
+        self._shadows = {name: Shadow(size, make(size)) for name, make in rules.items()}
+        self._size = size
+        self._until_judged = _WARM_UP * size
+        self._num_asked = 0
+
+    def asked(self, key: BlockKey) -> bool:
+        """Note that a key was asked for; whether the leader may have changed."""
+        name = fingerprint(key)
+        if (name * _MIX >> 5 & 0xFFFFFFFF) % self._one_in:
+            return False
+        stand_in = BlockKey(name.to_bytes(4, "big"))  # nothing here refers to a key
+        for shadow in self._shadows.values():
+            shadow.asked(stand_in)
+        self._num_asked += 1
+        self._until_judged -= 1
+        if self._until_judged:
+            return False
+        self._until_judged = self._size
+        return self._judge()
+
+    def _judge(self) -> bool:
+        shadows = self._shadows
+        best = max(shadows, key=lambda name: shadows[name].num_hits)
+        most, held = shadows[best].num_hits, shadows[self.leader].num_hits
+        if self._num_asked >= _HALF_LIFE * self._size and most >= _TELLING_HITS:
+            for shadow in shadows.values():
+                shadow.num_hits /= 2
+            self._num_asked //= 2
+        sure = _DEVIATIONS * (most + held) ** 0.5
+        if most - held <= max(_LEAST_GAIN * held, sure):
+            return False
+        self.leader = best
+        return True
