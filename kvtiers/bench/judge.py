@@ -23,7 +23,6 @@ ALLOWED_ERROR: Final = 0.10
 SPREADS_ALLOWED: Final = 1.5  # of the repeats' spread, where that is more
 COMPARABLE: Final = 2.0  # load and computation are alike within this factor: a split may gain
 MAX_SPLIT_LENGTHS: Final = 3
-_LEAST_SHARE: Final = 0.1  # of a reload from a store, that the store takes
 _SEED_STEP_SECONDS: Final = 0.001
 _SEED_KV_BYTES_PER_SECOND: Final = 1e10
 _SEED_LATENCY_SECONDS: Final = 0.001
@@ -245,7 +244,7 @@ class Calibrated:
                     loads.setdefault(point.num_loaded_blocks, []).append(point.load_seconds)
             medians = {num: statistics.median(seconds) for num, seconds in loads.items()}
             jobs = [  # beside other work DRAM's may seem the longer
-                Link(name, num, num * block, max(seconds - after, _LEAST_SHARE * seconds))
+                Link(name, num, num * block, max(seconds - after, 0.1 * seconds))
                 for num, seconds in medians.items()
                 if seconds > 0
             ]
