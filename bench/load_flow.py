@@ -266,6 +266,23 @@ def rows_of(cell: Cell) -> Iterator[str]:
         )
 
 
+def write(cells: Sequence[Cell], out: Path) -> None:
+    """Keep what was measured so far, as JSON and as a table."""
+    facts = {
+        "date": datetime.date.today().isoformat(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "Python": platform.python_version(),
+        "command": " ".join(["python", "bench/load_flow.py", *_public(sys.argv[1:])]),
+    }
+    data = {"machine": facts, "cells": [asdict(cell) for cell in cells]}
+    out.write_text(json.dumps(data, indent=1) + "\n")
+    lines = [f"- {name}: {value}" for name, value in facts.items()]
+    table = [HEAD, *(row for cell in cells for row in rows_of(cell))]
+    text = "\n".join(["# Loads from a store", "", *__doc__.split("\n\n")[2:], *lines, "", *table])
+    out.with_suffix(".md").write_text(text + "\n")
+
+
 HEAD = (
     "| store | block | window | asked for | ms | GB/s | read alone | copy alone | verify alone | "
     "over whole | of the slower stage | disturbed turns |\n" + "|---" * 12 + "|"
@@ -292,22 +309,8 @@ def main() -> None:
         for cell in measure(kind, nbytes, options):
             cells.append(cell)
             print("\n".join(rows_of(cell)), flush=True)
-    if options.out:
-        facts = {
-            "date": datetime.date.today().isoformat(),
-            "cores": len(os.sched_getaffinity(0)),
-            "kernel": platform.release(),
-            "Python": platform.python_version(),
-            "command": " ".join(["python", "bench/load_flow.py", *_public(sys.argv[1:])]),
-        }
-        data = {"machine": facts, "cells": [asdict(cell) for cell in cells]}
-        options.out.write_text(json.dumps(data, indent=1) + "\n")
-        lines = [f"- {name}: {value}" for name, value in facts.items()]
-        table = [HEAD, *(row for cell in cells for row in rows_of(cell))]
-        text = "\n".join(
-            ["# Loads from a store", "", *__doc__.split("\n\n")[2:], *lines, "", *table]
-        )
-        options.out.with_suffix(".md").write_text(text + "\n")
+        if options.out:
+            write(cells, options.out)
 
 
 def _portion(text: str) -> tuple[int, float]:

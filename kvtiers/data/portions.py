@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_FRAMES_IN_STORE: Final = 64  # deep enough for any disk, shallow enough to stop soon
-_NUM_IN_WINDOW: Final = 4  # portions: one is copied while the others are read
+_NUM_IN_WINDOW: Final = 2  # portions: one is copied while the other is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Portions:
     """
 
     max_frames: int = 16
-    max_nbytes: int = 2**22
-    min_nbytes: int = 2**19
+    max_nbytes: int = 2**23
+    min_nbytes: int = 2**20
 
     def num_frames(self, frame_nbytes: int, window: int | None = None) -> int:
         """Return the frames of one portion.
