@@ -13,7 +13,7 @@ from kvtiers.cost.loads import Frames
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Objective, PlanPolicy
 from kvtiers.cost.prefill import FALLBACK_SHAPE, PrefillModel
-from kvtiers.data.load_lane import MAX_FRAMES_IN_STORE
+from kvtiers.data.portions import PORTIONS
 from kvtiers.model.config import Config
 from kvtiers.model.config_tiers import NvmeTier, StoreTier
 from kvtiers.model.cost_mode import CostMode
@@ -68,6 +68,7 @@ def control_settings(
     if groups != {len(shape.windows)}:
         raise ProtocolError(f"ranks have {sorted(groups)} KV groups, expected {len(shape.windows)}")
     stores = [_store_settings(tier, hellos) for tier in config.stores]
+    num_together = PORTIONS.num_frames(max(hello.slot_nbytes for hello in hellos))
     return ControlSettings(
         num_slots=min(hello.num_slots for hello in hellos),
         block_size=shape.block_size,
@@ -84,7 +85,7 @@ def control_settings(
         lookup_deadline=config.reload.lookup_deadline,
         in_step_seconds=in_step_seconds(config, shape),
         prefetch_share=PREFETCH_SHARE if config.reload.prefetch == "auto" else 0.0,
-        frames=Frames(MAX_FRAMES_IN_STORE, ALIGNMENT, shape.num_layer_ranges),
+        frames=Frames(num_together, ALIGNMENT, shape.num_layer_ranges),
         num_layer_ranges=shape.num_layer_ranges,
     )
 

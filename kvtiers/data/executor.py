@@ -10,6 +10,7 @@ from typing import Final, NewType
 from kvtiers.data.copier import Direction, Marker
 from kvtiers.data.load_lane import LoadLane
 from kvtiers.data.offload_lane import OffloadLane
+from kvtiers.data.portions import PORTIONS, Portions
 from kvtiers.data.runs import Run
 from kvtiers.data.transfer_check import check_transfer
 from kvtiers.data.workshop import Workshop
@@ -42,10 +43,15 @@ class Executor:
     """
 
     def __init__(
-        self, shop: Workshop, *, verify_dram: bool = False, piece_nbytes: int = PIECE_NBYTES
+        self,
+        shop: Workshop,
+        *,
+        verify_dram: bool = False,
+        piece_nbytes: int = PIECE_NBYTES,
+        portions: Portions = PORTIONS,
     ) -> None:
         self._shop = shop
-        self._loads = LoadLane(shop, piece_nbytes, verify_dram=verify_dram)
+        self._loads = LoadLane(shop, piece_nbytes, verify_dram=verify_dram, portions=portions)
         self._offloads = OffloadLane(shop, piece_nbytes, verify_dram=verify_dram)
         self._inbox: deque[Run | Forget | _Era | _GivenUp] = deque()
         self._outbox: deque[Completion] = deque()

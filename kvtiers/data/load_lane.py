@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from kvtiers.data.copier import Direction
+from kvtiers.data.portions import MAX_FRAMES_IN_STORE, Portions
 from kvtiers.data.runs import PENDING, Run
 from kvtiers.data.slot_map import SlotState
 from kvtiers.data.workshop import Workshop
@@ -17,7 +18,6 @@ from kvtiers.model.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 
-MAX_FRAMES_IN_STORE: Final = 64  # deep enough for any disk, shallow enough to stop soon
 MAX_FRAMES_PROMOTED: Final = 16  # of those, for what nobody waits for yet
 
 
@@ -27,9 +27,12 @@ class LoadLane:
     What a forward pass waits for comes first, promotions come last.
     """
 
-    def __init__(self, shop: Workshop, piece_nbytes: int, *, verify_dram: bool) -> None:
+    def __init__(
+        self, shop: Workshop, piece_nbytes: int, *, verify_dram: bool, portions: Portions
+    ) -> None:
         self._shop = shop
         self._piece_nbytes = piece_nbytes
+        self._portions = portions
         self._verify_dram = verify_dram
         self._runs: list[Run] = []
         self._epoch = 0
@@ -171,8 +174,17 @@ class LoadLane:
             room -= self._shop.formats[run.groups[row]].payload_nbytes
             began = True
         for (idx, _), rows in gets.items():
-            self._shop.store(run.transfer.stores[idx], run, rows, writes=False)
+            self._get(run, idx, rows)
         return began
+
+    def _get(self, run: Run, idx: int, rows: Sequence[int]) -> None:
+        """Ask a store for rows, a portion at a time: what has come is copied beside the rest."""
+        window = len(run.transfer.window) if any(run.staged(row) for row in rows) else None
+        frame_nbytes = max(self._shop.formats[run.groups[row]].frame_nbytes for row in rows)
+        num = self._portions.num_frames(frame_nbytes, window)
+        for first in range(0, len(rows), num):
+            part = rows[first : first + num]
+            self._shop.store(run.transfer.stores[idx], run, part, writes=False)
 
     def _state(self, run: Run, row: int) -> SlotState:
         slot = int(run.transfer.slots[row])

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from kvtiers.data.copier import Direction
-from kvtiers.data.load_lane import MAX_FRAMES_IN_STORE
+from kvtiers.data.portions import MAX_FRAMES_IN_STORE
 from kvtiers.data.runs import PENDING, Run
 from kvtiers.data.slot_map import SlotState
 from kvtiers.data.workshop import Workshop

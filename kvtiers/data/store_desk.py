@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtiers.data.link_meter import LinkMeter
@@ -33,15 +34,40 @@ class Storing:
     writes: bool
 
 
+@dataclass(slots=True)
+class _Busy:
+    """A stretch of time in which a store had batches of one direction.
+
+    Attributes:
+        started: when. num_batches: not answered. counted: seconds that the meter has of it.
+    """
+
+    started: float
+    num_batches: int = 0
+    counted: float = 0.0
+
+
 class StoreDesk:
     """Submits batches to stores by name and collects their answers.
 
-    A store is a plugin and may raise anything; whatever it raises fails one batch.
+    A store is a plugin and may raise anything; whatever it raises fails one batch. Each answer
+    says how long its batch was at work; batches that were at work together count no longer than
+    the link was busy.
+
+    Args:
+        clock: of the same seconds that answers are in.
     """
 
-    def __init__(self, stores: Mapping[str, BlockStore], meter: LinkMeter) -> None:
+    def __init__(
+        self,
+        stores: Mapping[str, BlockStore],
+        meter: LinkMeter,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._stores = dict(stores)
         self._meter = meter
+        self._clock = clock
+        self._busy: dict[tuple[str, bool], _Busy] = {}  # by store and direction
         self._running: dict[tuple[str, StoreTicket], Storing] = {}
         self._refused: deque[Storing] = deque()
         self._answered: deque[tuple[str, StoreAnswer]] = deque()
@@ -55,6 +81,7 @@ class StoreDesk:
     def submit(self, storing: Storing) -> None:
         """Give a batch to its store. A store that raises has not taken it."""
         store = self._stores[storing.store]
+        started = self._clock()
         try:
             submit = store.put if storing.writes else store.get
             ticket = submit(storing.frames)
@@ -63,6 +90,7 @@ class StoreDesk:
             self._refused.append(storing)
             return
         self._running[storing.store, ticket] = storing
+        self._busy.setdefault((storing.store, storing.writes), _Busy(started)).num_batches += 1
 
     def num_frames(self, name: str, *, writes: bool) -> int:
         """Return how many frames a store is writing, or reading."""
@@ -94,7 +122,8 @@ class StoreDesk:
                 logger.error("store %s answered unknown ticket %d", name, answer.ticket)
                 continue
             storing = self._running.pop((name, answer.ticket))
-            yield storing, self._outcomes(storing, answer)
+            seconds = self._seconds_alone(storing, answer)
+            yield storing, self._outcomes(storing, answer, seconds)
 
     def delete(self, name: str, keys: Sequence[StoreKey]) -> None:
         """Drop frames from a store; one that fails keeps them, which is safe: a key is content."""
@@ -132,7 +161,18 @@ class StoreDesk:
         self._silent.discard(name)
         return answers
 
-    def _outcomes(self, storing: Storing, answer: StoreAnswer) -> Sequence[Outcome]:
+    def _seconds_alone(self, storing: Storing, answer: StoreAnswer) -> float:
+        """Return what of a batch's seconds no other batch beside it has counted."""
+        link = storing.store, storing.writes
+        busy = self._busy[link]
+        busy.num_batches -= 1
+        if not busy.num_batches:
+            del self._busy[link]
+        seconds = max(0.0, min(answer.seconds, self._clock() - busy.started - busy.counted))
+        busy.counted += seconds
+        return seconds
+
+    def _outcomes(self, storing: Storing, answer: StoreAnswer, seconds: float) -> Sequence[Outcome]:
         num = len(storing.rows)
         if len(answer.outcomes) != num:
             logger.error(
@@ -149,5 +189,5 @@ class StoreDesk:
         ]
         name = storing.store
         link = f"{DRAM}>{name}" if storing.writes else f"{name}>{DRAM}"
-        self._meter.add(link, len(moved), sum(moved), answer.seconds)
+        self._meter.add(link, len(moved), sum(moved), seconds)
         return answer.outcomes

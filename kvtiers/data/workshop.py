@@ -72,7 +72,7 @@ class Workshop:
         """Submit rows to the copier, one batch per KV group; returns the rows it refused."""
         refused: list[int] = []
         chosen = np.asarray(rows, np.int64)
-        for group in np.unique(run.groups[chosen]).tolist():
+        for group in sorted(set(run.groups[chosen].tolist())):
             part = chosen[run.groups[chosen] == group]
             block_ids = run.transfer.block_ids[part]
             batch = CopyBatch(group, np.ascontiguousarray(block_ids), run.slots[part].copy())

@@ -12,6 +12,7 @@ import numpy as np
 from kvtiers.data.copier import Copier, Marker
 from kvtiers.data.executor import PIECE_NBYTES, Executor
 from kvtiers.data.key_space import KeySpace
+from kvtiers.data.portions import PORTIONS, Portions
 from kvtiers.data.slab import Slab
 from kvtiers.data.store import BlockStore
 from kvtiers.data.workshop import Workshop
@@ -179,6 +180,7 @@ class FakeRank:
         make_copier: Callable[[KVLayout, Sequence[int], Slab], Copier] | None = None,
         verify_dram: bool = False,
         piece_nbytes: int = PIECE_NBYTES,
+        portions: Portions = PORTIONS,
     ) -> None:
         self.layout = make_layout() if layout is None else layout
         self.clock = FakeClock()
@@ -192,7 +194,9 @@ class FakeRank:
         self.shop = Workshop(
             self.slab, self.copier, self.layout, self.key_space, self.stores, Rank(), self.clock
         )
-        self.executor = Executor(self.shop, verify_dram=verify_dram, piece_nbytes=piece_nbytes)
+        self.executor = Executor(
+            self.shop, verify_dram=verify_dram, piece_nbytes=piece_nbytes, portions=portions
+        )
         self.orders = Orders(itertools.count(1), tuple(self.stores))
         self.answers: list[Completion] = []
 

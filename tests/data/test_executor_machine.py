@@ -9,6 +9,7 @@ from ranks import OK, assert_at_rest
 
 from kvtiers.data.copier import Direction
 from kvtiers.data.memory_store import MemoryStore
+from kvtiers.data.portions import Portions
 from kvtiers.model.frame import FrameFormat
 from kvtiers.model.keys import group_of
 from kvtiers.model.messages import DRAM, HBM, NO_SLOT, RELEASED, JobId, Transfer, TransferKind
@@ -46,6 +47,7 @@ class ExecutorMachine(RuleBasedStateMachine):
                 "n": HeldStore(MemoryStore(slab, 2**24)),
             },
             piece_nbytes=150,
+            portions=Portions(2),
             verify_dram=True,
         )
         self.epoch = 0

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtiers.data.memory_store import MemoryStore
+from kvtiers.data.portions import Portions
 from kvtiers.model.keys import block_key, group_of
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.fake_rank import FakeRank, keys_of, make_layout
@@ -48,9 +49,10 @@ def stored(rank, keys, block_ids):
     fault_on=st.integers(1, 6),
     by_block=st.booleans(),
     deadline_turn=st.integers(0, 60),
+    portion=st.integers(1, 4),
 )
 def test_no_group_is_called_settled_before_its_blocks_are(
-    num_blocks, num_groups, window, polls, seed, fault, fault_on, by_block, deadline_turn
+    num_blocks, num_groups, window, polls, seed, fault, fault_on, by_block, deadline_turn, portion
 ):
     """Whatever the order of rows and answers, faults and deadlines: what is settled stays as it
     is, holds the right bytes where it is OK, and comes in the order of the groups."""
@@ -58,7 +60,7 @@ def test_no_group_is_called_settled_before_its_blocks_are(
     def store(slab):
         return FaultyStore(LateStore(MemoryStore(slab, 2**20), polls, seed), slab)
 
-    rank = rank_of(num_groups, store)
+    rank = rank_of(num_groups, store, portions=Portions(portion))
     keys, block_ids = ranges(num_blocks, num_groups)
     stored(rank, keys, block_ids)
     if fault is not None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvtiers.connector.worker import Loaded
 from kvtiers.cost.links import offload_link, read_link, reload_link, write_link
-from kvtiers.data.load_lane import MAX_FRAMES_IN_STORE
+from kvtiers.data.portions import PORTIONS
 from kvtiers.engines.reference.modelled_media import ModelledLink, SharedStore
 from kvtiers.model.keys import BlockKey, Rank
 from kvtiers.model.messages import (
@@ -67,7 +67,8 @@ class ModelledRank:
     ) -> None:
         self._links = links
         self._block_nbytes = block_nbytes
-        self._num_together = max(1, MAX_FRAMES_IN_STORE // pieces_per_block)
+        num_frames = PORTIONS.num_frames(block_nbytes // pieces_per_block)
+        self._num_together = max(1, num_frames // pieces_per_block)
         self._shared = shared
         self._events: list[tuple[float, int, _Event]] = []
         self._numbers = itertools.count()
