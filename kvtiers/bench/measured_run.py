@@ -190,7 +190,7 @@ def _scratch(folder: Path | None) -> Iterator[Path]:
     try:
         above.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{above}: no stores can be made there: {error}") from error
+        raise ConfigError(f"{above}: no stores can be made there: {error.strerror}") from error
     with scratch_beside(above / "stores", inside_mount=False) as scratch:
         yield scratch
 
@@ -205,8 +205,8 @@ def _read_points(plan: MeasuredPlan, output: Path | None) -> tuple[MeasuredPlan,
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
         points = [Measured(**point) for point in held["points"]]
-        other = held["plan"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        other = {**held["plan"]}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigError(f"{path}: is no file of points ({error}); remove it") from error
     if plan.balanced and plan.throttle is None:
         plan = replace(plan, throttle=other.get("throttle"))
@@ -228,4 +228,4 @@ def _write_points(plan: MeasuredPlan, points: list[Measured], output: Path) -> N
         partial.write_text(content, encoding="utf-8")
         partial.replace(output / POINTS_FILE)
     except OSError as error:
-        raise ConfigError(f"{output}: cannot write there: {error}") from error
+        raise ConfigError(f"{output}: cannot write there: {error.strerror}") from error

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvtiers.cost.break_even import break_even_tokens
 from kvtiers.cost.catalogue import known_hardware, known_storage
+from kvtiers.cost.engine_memory import check_ranks
 from kvtiers.cost.hardware import WEIGHT_NBYTES, Figure, Hardware, Storage, catalogued_links
 from kvtiers.cost.links import Links
 from kvtiers.cost.loads import WindowKV
@@ -21,6 +22,7 @@ from kvtiers.model.errors import ConfigError
 from kvtiers.model.messages import DRAM
 
 DEFAULT_LENGTHS: Final = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
+_MOST_TOKENS: Final = 10_000_000
 DEFAULT_STORES: Final = ("nvme-gen5", "nvme-gen4", "sata")
 
 
@@ -52,6 +54,10 @@ class PaperPlan:
         if not self.lengths or min(self.lengths) <= self.block_size:
             raise ConfigError(
                 f"lengths {self.lengths}: each must be more than a block of {self.block_size}"
+            )
+        if max(self.lengths) > _MOST_TOKENS:
+            raise ConfigError(
+                f"lengths {self.lengths}: at most {_MOST_TOKENS:,} tokens are compared"
             )
         if min(self.block_size, self.max_tokens_per_step, self.tensor_parallel_size) < 1:
             raise ConfigError("block size, tokens of a step and ranks must be at least 1")
@@ -137,11 +143,13 @@ def run_paper(plan: PaperPlan) -> PaperResult:
 
     Raises:
         ConfigError: a name is not known, a field is missing, or there is no figure.
+        CapacityError: the model's heads do not divide over the ranks.
     """
     shape, source = load_shape(plan.model)
     hardware = known_hardware(plan.hardware)
     stores = {name: known_storage(name) for name in plan.stores}
     ranks = plan.tensor_parallel_size
+    check_ranks(shape, ranks)
     prefill = hardware.prefill(shape, plan.max_tokens_per_step, plan.dtype, ranks)
     links = catalogued_links(hardware, stores, plan.copies_per_block, ranks)
     kv_nbytes = shape.kv_nbytes_per_token(WEIGHT_NBYTES[plan.kv_dtype], ranks)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
-from kvtiers.cost.known_models import known_model
+from kvtiers.cost.model_source import read_model_config
 from kvtiers.data.host_memory import available_memory
 from kvtiers.engines.reference.shape import ReferenceShape
 from kvtiers.model.errors import ConfigError
@@ -77,7 +76,7 @@ class MeasuredPlan:
             )
         if self.lengths[0] <= self.block_size:
             raise ConfigError(f"length {self.lengths[0]} is not more than a block, nothing is kept")
-        if self.num_repeats < 1 or self.max_seconds <= 0:
+        if self.num_repeats < 1 or not self.max_seconds > 0:
             raise ConfigError("at least one repeat, and some seconds, are needed")
         unknown = set(self.tiers) - set(TIERS)
         if unknown or DRAM not in self.tiers:
@@ -201,22 +200,8 @@ def load_reference_shape(
 def _read_config(model: str) -> Mapping[str, Any]:
     if model == SMALL:
         return _SMALL_MODEL
-    path = Path(model)
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        if path.suffix == ".json":
-            raise ConfigError(f"{path}: no such file; give a config.json or a known model's name")
-        return known_model(model).config
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: holds a {type(config).__name__}, not an object")
-    text = config.get("text_config", config)
-    if not isinstance(text, dict):
-        raise ConfigError(f"{path}: 'text_config' holds a {type(text).__name__}, not an object")
+    config, _source = read_model_config(model)
+    text: Mapping[str, Any] = config.get("text_config", config)
     return text
 
 

@@ -35,7 +35,7 @@ from kvtiers.cli.bench_options import (
     ThrottleOption,
     TierOption,
 )
-from kvtiers.cli.output import JsonOption, echo_json, input_errors
+from kvtiers.cli.output import JsonOption, check_outputs, echo_json, input_errors
 from kvtiers.cli.values import size
 from kvtiers.model.errors import ConfigError
 
@@ -75,6 +75,7 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
     lengths = tuple(length or ())
     tiers = tuple(tier or ())
     with input_errors(as_json):
+        check_outputs(output)
         if hardware is not None:
             paper: dict[str, Any] = {
                 "dtype": dtype,

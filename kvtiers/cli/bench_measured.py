@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kvtiers.cli.output import show_table
+from kvtiers.cli.terminable import terminable
+
 if TYPE_CHECKING:
     from kvtiers.bench.measured_run import MeasuredResult
     from kvtiers.bench.plan import MeasuredPlan
@@ -30,7 +33,7 @@ def run(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar, terminable():
         total = num_measurements(plan)
         task = bar.add_task("starting", total=total)
 
@@ -57,7 +60,7 @@ def show(result: MeasuredResult) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False)
     verdict = result.verdict
     if verdict is not None:
         ways = list(dict.fromkeys(c.way for c in verdict.comparisons))
@@ -82,7 +85,7 @@ def show(result: MeasuredResult) -> None:
         table.add_section()
         even = {c.tier: c for c in verdict.crossovers}
         table.add_row("break-even", *(_break_even(even.get(way)) for way in ways))
-        console.print(table)
+        show_table(table)
         for split in verdict.splits:
             console.print(
                 f"split at {split.num_tokens:,} tokens: {split.num_loaded_blocks} of "

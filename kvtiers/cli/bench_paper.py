@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kvtiers.cli.output import show_table
+
 if TYPE_CHECKING:
     from kvtiers.bench.paper import PaperResult
 
@@ -52,7 +54,7 @@ def show(result: PaperResult) -> None:
     table.add_row("break-even", "", *even)
     split = [f"{max(point.split_gain for point in t.points):.2f}x" for t in result.tiers]
     table.add_row("best split", "", *split)
-    console = Console()
-    console.print(table)
+    show_table(table)
+    console = Console(markup=False)
     for note in result.notes:
         console.print(note, markup=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtiers.cli import simulate_options as options
-from kvtiers.cli.output import JsonOption, echo_json, input_errors
+from kvtiers.cli.output import JsonOption, echo_json, input_errors, show_table
 
 if TYPE_CHECKING:
     from kvtiers.simulate.capacity import CapacityResult
@@ -81,9 +81,9 @@ def _show(result: CapacityResult) -> None:
     for pool in result.pools:
         numbers = (pool.nbytes_per_token, pool.num_blocks, pool.num_tokens, pool.num_seqs)
         pools.add_row(pool.kv_dtype, *(f"{number:,}" for number in numbers), pool.limit.value)
-    console = Console()
-    console.print(memory)
-    console.print(pools)
+    show_table(memory)
+    show_table(pools)
+    console = Console(markup=False)
     beside = f" beside {plan.num_decodes} decodes" if plan.num_decodes else ""
     console.print(
         f"A prompt of {plan.prompt_tokens:,} tokens takes {len(result.chunks)} steps{beside}: "

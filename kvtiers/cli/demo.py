@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvtiers.cli.output import JsonOption, echo_json, input_errors
+from kvtiers.cli.output import JsonOption, echo_json, input_errors, show_table
+from kvtiers.cli.terminable import terminable
 
 if TYPE_CHECKING:
     from kvtiers.bench.demo import DemoPlan, DemoResult
@@ -68,15 +69,15 @@ def _run(plan: DemoPlan, folder: Path, quiet: bool) -> DemoResult:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar, terminable():
         task = bar.add_task("writing a model, starting vLLM", total=num_events(plan))
         return run_demo(plan, folder, lambda what: bar.update(task, advance=1, description=what))
 
 
 def _show(result: DemoResult) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     plan = result.plan
     mib = plan.num_prompt_tokens * plan.model.kv_nbytes_per_token / 2**20
@@ -99,6 +100,6 @@ def _show(result: DemoResult) -> None:
             f"{row.speedup:,.1f}x",
             f"{row.num_reloaded_tokens} / {in_hbm} / {row.num_computed_tokens}",
             f"{row.nbytes / 2**20:.0f}",
-            "[green]yes" if row.same_tokens else "[red]NO",
+            Text("yes", "green") if row.same_tokens else Text("NO", "red"),
         )
-    Console().print(table)
+    show_table(table)

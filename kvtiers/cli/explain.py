@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvtiers.cli.output import JsonOption, echo_json, input_errors
+from kvtiers.cli.output import JsonOption, echo_json, input_errors, show_table
 
 if TYPE_CHECKING:
     from kvtiers.bench.explain import Explanation, Summary
@@ -118,7 +118,7 @@ def _show(found: Explanation) -> None:
         table.add_column(name, justify="right" if name else "left")
     for alternative in alternative_rows(found):
         table.add_row(*alternative)
-    console.print(table)
+    show_table(table)
 
 
 def _show_summary(numbers: Summary) -> None:
@@ -140,12 +140,12 @@ def _show_summary(numbers: Summary) -> None:
         table.add_column(min_width=22)
         for row in rows(numbers):
             table.add_row(*row)
-        console.print(table)
+        show_table(table)
     if numbers.worst:
         table = Table(title="loads longest beyond their prediction", box=box.SIMPLE_HEAVY)
         for name in ("request", "line", "predicted", "measured"):
             table.add_column(name, justify="left" if name == "request" else "right")
         for worst in worst_rows(numbers):
             table.add_row(*worst)
-        console.print(table)
+        show_table(table)
     console.print(REGRET_NOTE)

@@ -4,16 +4,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvtiers.cli.output import JsonOption, echo_json, input_errors
+from kvtiers.cli.output import JsonOption, check_outputs, echo_json, input_errors, show_table
+from kvtiers.cli.terminable import terminable
 
 if TYPE_CHECKING:
     from kvtiers.bench.probe import ProbeResult
@@ -55,7 +52,7 @@ def probe(  # noqa: PLR0913, PLR0917 - one parameter an option
         even_plan = EvenPlan(
             model, hardware, flops, dtype=dtype, kv_dtype=kv_dtype, block_size=block_size
         )
-        _check_folders(out, report)
+        check_outputs(None, out, report)
         plan = _plan(path, even_plan.shape.num_layers, device, seconds, scratch)
         result = _run(plan, as_json)
         even = break_even(even_plan, result.calibration)
@@ -119,7 +116,7 @@ def _run(plan: ProbePlan, quiet: bool) -> ProbeResult:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar, _terminable():
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar, terminable():
         task = bar.add_task("the way to HBM", total=num_shapes(plan))
 
         def on_shape(name: str, shape: Shape) -> None:
@@ -129,28 +126,6 @@ def _run(plan: ProbePlan, quiet: bool) -> ProbeResult:
         result = run_probe(plan, on_shape)
         bar.update(task, total=bar.tasks[0].completed, description="done")
     return result
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the verb as Ctrl-C does, so that scratch folders are removed."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _check_folders(*paths: Path | None) -> None:
-    from kvtiers.model.errors import ConfigError
-
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder to write it to; make it first")
 
 
 def _write(path: Path, text: str) -> None:
@@ -188,13 +163,13 @@ def _show(result: ProbeResult, even: Even | None) -> None:
         link_rows,
     )
 
-    console = Console()
+    console = Console(markup=False)
     table = Table(title="links", caption=LINK_CAPTION, box=box.SIMPLE_HEAVY)
     for name in LINK_HEADER:
         table.add_column(name, justify="left" if name == "link" else "right", no_wrap=True)
     for row in link_rows(result.calibration):
         table.add_row(*row)
-    console.print(table)
+    show_table(table)
     if even is None:
         console.print(NO_SPEED, markup=False)
     else:
@@ -204,6 +179,6 @@ def _show(result: ProbeResult, even: Even | None) -> None:
         table.add_column("tokens", justify="right")
         for tier, tokens in even_rows(even):
             table.add_row(tier, tokens)
-        console.print(table)
+        show_table(table)
     for note in result.notes:
         console.print(note, markup=False)

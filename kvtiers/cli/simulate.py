@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvtiers.cli import simulate_options as options
-from kvtiers.cli.output import JsonOption, echo_json, input_errors
+from kvtiers.cli.output import (
+    JsonOption,
+    check_outputs,
+    echo_json,
+    input_errors,
+    show_table,
+)
 from kvtiers.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvtiers.simulate.replay import Progress, Replay, ReplayPlan
+    from kvtiers.simulate.trace import Trace
 
 
 def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
@@ -58,19 +65,18 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     with input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
-        from kvtiers.simulate.generate import write_trace as write
         from kvtiers.simulate.replay import ReplayPlan
 
+        check_outputs(output, write_trace)
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
-        if write_trace is not None:
-            write(found, write_trace)
+        _keep(found, write_trace)
         machine = options.machine_plan(
             options.engine_values(device, knobs), medium or (), preemption
         )
         shared: dict[str, Any] = {"trace": found, "machine": machine, "warmup": warmup}
         shared |= {"arrivals": ArrivalPlan(speed, concurrency), "max_seconds": max_seconds}
-        files = [*([config] if config else []), *(compare or ()), *(more or ())]
-        plans = [ReplayPlan(**shared, label=label, config=it) for label, it in _configs(files)]
+        named = _configs([*([config] if config else []), *(compare or ()), *(more or ())])
+        plans = [ReplayPlan(**shared, label=label, config=it) for label, it in named]
         replays = _run(plans, as_json)
         if output is not None:
             _write(replays, output, found.name)
@@ -80,6 +86,13 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         echo_json(plain(replays))
     else:
         show(replays)
+
+
+def _keep(trace: Trace, path: Path | None) -> None:
+    from kvtiers.simulate.generate import write_trace
+
+    if path is not None:
+        write_trace(trace, path)
 
 
 def _configs(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
@@ -174,8 +187,8 @@ def show(replays: Sequence[Replay]) -> None:
         for cell, change in zip(row.cells[1:], row.changes, strict=True):
             cells += [cell, change]
         table.add_row(row.name, *cells)
-    console = Console()
-    console.print(table)
+    show_table(table)
+    console = Console(markup=False)
     for replay in replays:
         for text in notes(replay):
             said = f"{replay.label}: {text}" if len(replays) > 1 else text

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from kvtiers.cli import simulate_options as options
-from kvtiers.cli.output import JsonOption, echo_json, input_errors
+from kvtiers.cli.output import (
+    JsonOption,
+    check_outputs,
+    echo_json,
+    input_errors,
+    show_table,
+)
 from kvtiers.cli.simulate import progress
 from kvtiers.model.errors import ConfigError
 
@@ -62,6 +68,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
         from kvtiers.simulate.goal import Goal
         from kvtiers.simulate.sizing import SizingPlan
 
+        check_outputs(output, write_config)
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
         engine = options.engine_values(device, knobs)
         plan = SizingPlan(
@@ -149,10 +156,8 @@ def _show(sizing: Sizing) -> None:
         table.add_column(name, justify="left" if name in HEADER[:3] else "right")
     for row in trial_rows(sizing):
         table.add_row(*row)
-    console = Console()
-    if not console.is_terminal:  # a file has room for every column
-        console = Console(width=140)
-    console.print(table)
+    show_table(table)
+    console = Console(markup=False)
     for text in sentences(sizing):
         console.print(text, markup=False)
     if sizing.yaml is not None:

@@ -169,7 +169,7 @@ def load_calibration(path: Path) -> Calibration:
         raise ConfigError(f"{where}: no such file; {_REMEDY}") from None
     except OSError as error:
         raise ConfigError(f"{where}: cannot be read ({error.strerror}); {_REMEDY}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: is no JSON ({error}); {_REMEDY}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ConfigError(f"{where}: is no calibration: no 'format' of {FORMAT!r}; {_REMEDY}")

@@ -17,6 +17,7 @@ ACTIVATION_NBYTES: Final = Figure(
     48, "24 live elements of 2 bytes a token of a step and unit of hidden size; as above"
 )
 _MOST_RANKS: Final = 64
+_MOST_CHUNKS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,11 @@ class EngineMemory:
             max_model_len: tokens of the longest sequence; None: any block will do.
 
         Raises:
-            CapacityError: weights do not leave room for KV, or the pool does not hold the longest
-                sequence; the message says what would help.
+            CapacityError: the heads cannot be divided over the ranks, weights do not leave room
+                for KV, or the pool does not hold the longest sequence; the message says what would
+                help.
         """
+        check_ranks(self.shape, self.tensor_parallel_size)
         if self.pool.num_blocks < 1:
             raise CapacityError(self._no_room())
         room = self.pool.num_tokens
@@ -151,10 +154,31 @@ class EngineMemory:
         ranks = self.tensor_parallel_size * 2
         while ranks <= _MOST_RANKS:
             other = self.with_ranks(ranks)
-            if other.pool.num_tokens >= num_tokens:
+            if _divides(self.shape, ranks) and other.pool.num_tokens >= num_tokens:
                 return ranks
             ranks *= 2
         return None
+
+
+def check_ranks(shape: ModelShape, num_ranks: int) -> None:
+    """Refuse ranks over which no engine divides a model.
+
+    Raises:
+        CapacityError: some would have more heads than others.
+    """
+    if _divides(shape, num_ranks):
+        return
+    kv_heads = f", {shape.num_kv_heads} KV heads" if shape.num_kv_heads else ""
+    raise CapacityError(
+        f"{shape.num_query_heads} heads{kv_heads} do not divide over {num_ranks} devices; write a "
+        "tensor parallel size that divides the heads, and divides or is a multiple of the KV heads"
+    )
+
+
+def _divides(shape: ModelShape, num_ranks: int) -> bool:
+    kv_heads = shape.num_kv_heads
+    divided = not kv_heads or kv_heads % num_ranks == 0 or num_ranks % kv_heads == 0
+    return divided and shape.num_query_heads % num_ranks == 0
 
 
 def prefill_chunks(num_tokens: int, budget: int, num_decodes: int = 0) -> tuple[int, ...]:
@@ -164,7 +188,7 @@ def prefill_chunks(num_tokens: int, budget: int, num_decodes: int = 0) -> tuple[
         budget: tokens of a step, of which every decode takes one first.
 
     Raises:
-        ConfigError: the decodes leave no token for prefills.
+        ConfigError: the decodes leave no token for prefills, or there would be too many steps.
     """
     left = budget - num_decodes
     if left < 1:
@@ -173,6 +197,11 @@ def prefill_chunks(num_tokens: int, budget: int, num_decodes: int = 0) -> tuple[
             "max_num_batched_tokens, or lower max_num_seqs"
         )
     whole, rest = divmod(num_tokens, left)
+    if whole > _MOST_CHUNKS:
+        raise ConfigError(
+            f"a prompt of {num_tokens:,} tokens takes {whole:,} steps of {left:,} tokens, at most "
+            f"{_MOST_CHUNKS:,} are listed; give a shorter prompt, or raise max_num_batched_tokens"
+        )
     return (left,) * whole + ((rest,) if rest else ())
 
 

@@ -49,7 +49,7 @@ def shape_from_hf_config(config: HFConfig) -> ShapeSeed:
         shape = model_shape(config)
     except ConfigError as error:
         return ShapeSeed(None, str(error))
-    model_type = _text_config(config).get("model_type")
+    model_type = _model_type(_text_config(config))
     known = model_type in _GATED or model_type in _PLAIN
     return ShapeSeed(
         shape, "" if known else f"model type {model_type!r} is not known; taken for a gated one"
@@ -78,11 +78,11 @@ def model_shape(config: HFConfig) -> ModelShape:
     attention = _latent(text, heads) if text.get("kv_lora_rank") else _grouped(text, heads)
     experts = _experts(text)
     num_sparse = _num_sparse_layers(text) if experts else 0
-    matrices = 2 if text.get("model_type") in _PLAIN else 3
+    matrices = 2 if _model_type(text) in _PLAIN else 3
     dense = matrices * hidden * _number(text, "intermediate_size") if num_sparse < layers else 0
     always = matrices * hidden * experts.shared_width + hidden * experts.num if experts else 0
     active = num_sparse * matrices * hidden * experts.active_width if experts else 0
-    head = hidden * int(text.get("vocab_size") or 0)
+    head = hidden * _optional(text, "vocab_size")
     num_window_layers, window = _windows(text, layers)
     return ModelShape(
         num_layers=layers,
@@ -153,6 +153,15 @@ def _number(text: HFConfig, name: str) -> int:
     return value
 
 
+def _optional(text: HFConfig, name: str) -> int:
+    """Return a number that need not be given; 0 where it is absent, null or 0."""
+    return _number(text, name) if text.get(name) not in (None, False, 0) else 0
+
+
+def _model_type(text: HFConfig) -> str:
+    return str(text.get("model_type"))
+
+
 def _grouped(text: HFConfig, heads: int) -> _Attention:
     """Return multi-head, grouped-query or multi-query attention.
 
@@ -160,7 +169,9 @@ def _grouped(text: HFConfig, heads: int) -> _Attention:
     """
     hidden = _number(text, "hidden_size")
     size = _number(text, "head_dim") if text.get("head_dim") else hidden // heads
-    kv_heads = _number(text, "num_key_value_heads") if text.get("num_key_value_heads") else heads
+    kv_heads = heads
+    if text.get("num_key_value_heads") is not None:
+        kv_heads = _number(text, "num_key_value_heads")
     params = 2 * hidden * size * (heads + kv_heads)
     return _Attention(params, size, size, 2 * kv_heads * size, kv_heads)
 
@@ -189,8 +200,8 @@ def _experts(text: HFConfig) -> _Experts | None:
         return None
     own = "moe_intermediate_size" if text.get("moe_intermediate_size") else "intermediate_size"
     width = _number(text, own)
-    shared = int(text.get("shared_expert_intermediate_size") or 0)
-    shared += int(text.get("n_shared_experts") or 0) * width
+    shared = _optional(text, "shared_expert_intermediate_size")
+    shared += _optional(text, "n_shared_experts") * width
     active = _number(text, "num_experts_per_tok") * width
     return _Experts(_number(text, name), width, active, shared)
 
@@ -198,10 +209,12 @@ def _experts(text: HFConfig) -> _Experts | None:
 def _num_sparse_layers(text: HFConfig) -> int:
     """Return how many layers are mixtures of experts."""
     layers = _number(text, "num_hidden_layers")
-    first = int(text.get("first_k_dense_replace") or 0)
-    every = int(text.get("decoder_sparse_step") or text.get("moe_layer_freq") or 1)
+    first = _optional(text, "first_k_dense_replace")
+    every = _optional(text, "decoder_sparse_step") or _optional(text, "moe_layer_freq") or 1
     from_zero = 0 if text.get("moe_layer_freq") else 1  # which of every so many is sparse
-    dense = set(text.get("mlp_only_layers") or ())
+    dense = text.get("mlp_only_layers") or ()
+    if not isinstance(dense, Sequence) or isinstance(dense, str):
+        raise ConfigError(f"config.json: 'mlp_only_layers' is {dense!r}; must be a list of layers")
     return sum(
         layer >= first and (layer + from_zero) % every == 0 and layer not in dense
         for layer in range(layers)
@@ -217,11 +230,12 @@ def _windows(text: HFConfig, layers: int) -> tuple[int, int]:
         other = sorted({str(kind) for kind in types} - {_FULL, _SLIDING})
         if other:
             raise ConfigError(f"config.json: 'layer_types' has {other}; known: {_FULL}, {_SLIDING}")
-        return sum(kind == _SLIDING for kind in types), window
-    model_type = str(text.get("model_type"))
-    every = text.get("sliding_window_pattern") or _FULL_LAYER_EVERY.get(model_type)
+        if len(types) < layers:
+            raise ConfigError(f"config.json: 'layer_types' names {len(types)} of {layers} layers")
+        return sum(kind == _SLIDING for kind in types[:layers]), window
+    every = text.get("sliding_window_pattern") or _FULL_LAYER_EVERY.get(_model_type(text))
     if isinstance(every, int) and every > 1:
         return layers - layers // every, window
     if text.get("use_sliding_window"):
-        return max(layers - int(text.get("max_window_layers") or 0), 0), window
+        return max(layers - _optional(text, "max_window_layers"), 0), window
     return layers, window

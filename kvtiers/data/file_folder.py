@@ -124,7 +124,7 @@ def _holder(fd: int) -> str:
         found = json.loads(os.pread(fd, 4096, 0))
         start = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(found["start"])))
         return f"process {int(found['pid'])} on host {found['host']}, since {start}"
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError):
         return "another process that has not signed"
 
 

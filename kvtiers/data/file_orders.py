@@ -66,13 +66,16 @@ class Order:
         Raises:
             ValueError: it is no order of this version.
         """
-        plain: Any = json.loads(text)
+        try:
+            plain: Any = json.loads(text)
+        except RecursionError as error:
+            raise ValueError(str(error)) from error
         if not isinstance(plain, dict) or plain.get("version") != VERSION:
             raise ValueError(f"no order of version {VERSION}")
         try:
             keys = tuple(StoreKey(bytes.fromhex(key)) for key in plain["keys"])
             order = cls(Verb(plain["verb"]), float(plain["expires"]), plain["keep_frames"], keys)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"an order without {error}") from error
         if {len(key) for key in keys} - {STORE_KEY_NBYTES}:
             raise ValueError("a key of another length")

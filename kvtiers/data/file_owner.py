@@ -47,7 +47,7 @@ def owner_of(lock: Path) -> Owner | None:
         text = os.pread(fd, 4096, 0)
     finally:
         os.close(fd)
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
         signed = json.loads(text)
         return Owner((int(signed["pid"]),), str(signed["host"]), float(signed["start"]))
     return Owner(pids, socket.gethostname())

@@ -80,7 +80,7 @@ def read_state(folder: Path) -> State | None:
                 "use another path, or delete that folder"
             )
         state = State(**found)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return state
 

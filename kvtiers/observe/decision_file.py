@@ -136,7 +136,7 @@ def parse_decision(line: int, text: bytes | str) -> LoggedDecision:
     """
     try:
         fields = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"a {type(fields).__name__}, not an object")
@@ -163,4 +163,7 @@ def _numbers(fields: Mapping[str, Any], name: str) -> dict[str, float]:
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer that no float holds
+        return None

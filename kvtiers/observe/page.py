@@ -117,5 +117,5 @@ def write_files(
             path.write_bytes(content)
             written.append(path)
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot write there: {error}") from error
+        raise ConfigError(f"{folder}: cannot write there: {error.strerror}") from error
     return written

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvtiers.model.errors import ConfigError
 from kvtiers.simulate.trace import TraceRequest
+
+_MOST_SPEED: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,11 @@ class ArrivalPlan:
     concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.speed < math.inf:
-            raise ConfigError(f"a speed of {self.speed} must be above 0 and finite")
+        if not 1 / _MOST_SPEED <= self.speed <= _MOST_SPEED:
+            raise ConfigError(
+                f"a speed of {self.speed} must be above 0 and finite, times as fast as recorded: "
+                f"from {1 / _MOST_SPEED:g} to {_MOST_SPEED:g}"
+            )
         if self.concurrency is not None and self.concurrency < 1:
             raise ConfigError(f"{self.concurrency} sessions at a time; must be at least 1")
 

@@ -119,6 +119,7 @@ class MachinePlan:
             CapacityError: a tier does not hold one block.
             ConfigError: a medium is not known.
         """
+        self._check_media(config)
         return modelled_engine(settings, self.machine(config), config)
 
     def machine(self, config: Config | None) -> ModelledMachine:
@@ -132,14 +133,19 @@ class MachinePlan:
             self.tensor_parallel_size,
         )
 
-    def _stores(self, config: Config) -> dict[str, Storage]:
-        stores = {tier.name: tier.kind for tier in config.stores}
-        for name in self.media:
+    def _check_media(self, config: Config | None) -> None:
+        stores = {} if config is None else {tier.name: tier.kind for tier in config.stores}
+        for name, medium in self.media.items():
             if name not in MEDIA and name not in stores and name not in stores.values():
-                known = ", ".join(sorted({*MEDIA, *stores})) or "none"
+                known = ", ".join(sorted({*MEDIA, *stores}))
                 raise ConfigError(f"no tier {name!r} has a medium to choose; known: {known}")
+            known_storage(medium)
+
+    def _stores(self, config: Config) -> dict[str, Storage]:
         media = {
-            name: self.media.get(name) or self.media.get(kind) or MEDIA.get(kind)
-            for name, kind in stores.items()
+            tier.name: self.media.get(tier.name)
+            or self.media.get(tier.kind)
+            or MEDIA.get(tier.kind)
+            for tier in config.stores
         }
         return {name: known_storage(medium) for name, medium in media.items() if medium}

@@ -50,6 +50,8 @@ class ReplayPlan:
     def __post_init__(self) -> None:
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"a warm-up of {self.warmup} must be in [0, 1): a share of requests")
+        if self.max_seconds is not None and not self.max_seconds >= 0:
+            raise ConfigError(f"a replay of {self.max_seconds} seconds at most; must be at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Replay:
         written_nbytes: store to bytes. written_nbytes_per_day: at that rate.
         dropped: reason to blocks that were not offloaded. failed: outcome to blocks.
         advice: what to do where the engine thrashed.
+        ignored: options of the configuration that a replay does not model.
         cpu_seconds: that the replay took. num_steps: of the engine.
     """
 
@@ -100,6 +103,7 @@ class Replay:
     dropped: Mapping[str, int]
     failed: Mapping[str, int]
     advice: Sequence[str]
+    ignored: Sequence[str]
     timeline: Timeline
     cpu_seconds: float
     num_steps: int
@@ -279,6 +283,7 @@ class _Drive:
             dropped=_labelled(counted, OFFLOADS_DROPPED),
             failed=_labelled(counted, BLOCKS_FAILED),
             advice=tuple(self._advice),
+            ignored=_ignored(plan.config),
             timeline=self._timeline,
             cpu_seconds=self._cpu_seconds,
             num_steps=self._num_steps,
@@ -318,6 +323,11 @@ class _Drive:
         if not prompt:
             return 0.0
         return float((prefill.seconds(prompt) - prefill.seconds(rest, hit)).sum())
+
+
+def _ignored(config: Config | None) -> tuple[str, ...]:
+    split = config is not None and config.reload.layer_ranges > 1
+    return ("reload.layer_ranges",) if split else ()
 
 
 def tier_name(tier: Any) -> str:

@@ -82,6 +82,7 @@ def notes(replay: Replay) -> list[str]:
         found.append(f"{num:,} blocks were not offloaded ({reason}).")
     for outcome, num in replay.failed.items():
         found.append(f"{num:,} blocks of transfers were not delivered ({outcome}).")
+    found += [f"Not modelled, as if it were not set: {option}." for option in replay.ignored]
     found += [f"The engine thrashed: {advice}" for advice in replay.advice]
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from kvtiers.model.errors import CapacityError
+from kvtiers.model.errors import CapacityError, ConfigError
 from kvtiers.simulate.arrivals import ArrivalPlan
 from kvtiers.simulate.estimate import Estimator, Guess
 from kvtiers.simulate.goal import Goal, GoalKind, Prices
@@ -45,6 +45,12 @@ class SizingPlan:
     arrivals: ArrivalPlan = field(default_factory=ArrivalPlan)
     warmup: float = 0.0
     max_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not self.max_seconds >= 0:
+            raise ConfigError(
+                f"no replay begins after {self.max_seconds} seconds; must be at least 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,7 @@ class _Search:
         for dtype in plan.kv_dtypes:  # before anything slow: what would not start is refused
             replace(plan.machine, kv_dtype=dtype).settings(plan.trace)
         for policy in plan.policies:
-            Size(2**30, 0).config(policy)
+            _check_policy(policy)
         distances = StackDistances.of(plan.trace)
         try:
             for dtype in plan.kv_dtypes:
@@ -349,10 +355,18 @@ class _Search:
         return trial
 
 
+def _check_policy(policy: str) -> None:
+    try:
+        Size(2**30, 0).config(policy)
+    except ConfigError as error:
+        what = str(error).removeprefix("<inline>: policy.evict: ")
+        raise ConfigError(f"replacement rule {what}") from error
+
+
 def _limit_of_all(ceiling: Replay, infinite_hit_rate: float) -> str:
     """Return why not even the largest tiers meet the goal."""
     best = f"p90 TTFT {_ms(ceiling.ttft.p90)}, hit rate {ceiling.tokens.hit_rate:.1%}"
-    if ceiling.tokens.hit_rate > 0.8 * infinite_hit_rate:
+    if ceiling.tokens.hit_rate >= 0.8 * infinite_hit_rate:
         return (
             f"the trace: with all that is ever used again in DRAM it is {best}. A cache that "
             f"forgets nothing hits {infinite_hit_rate:.1%}; the rest is new and has to be "

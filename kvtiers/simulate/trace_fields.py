@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from kvtiers.model.errors import KVTiersError
+
+MOST_SECONDS: Final = 1e12
+"""The latest time of a trace: 30,000 years, so that sums of times are finite."""
+
+_PACKED: Final = {b"\x1f\x8b": "gzip", b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2"}
 
 
 class TraceError(KVTiersError):
@@ -22,6 +26,9 @@ def fail(place: str, text: str) -> NoReturn:
 
 def parse_object(text: str | bytes, place: str) -> dict[str, Any]:
     """Return the JSON object that a text holds."""
+    packed = next((name for magic, name in _PACKED.items() if _begins(text, magic)), None)
+    if packed is not None:
+        fail(place, f"is packed with {packed}; unpack it first")
     try:
         value = json.loads(text)
     except UnicodeDecodeError as error:
@@ -61,8 +68,9 @@ class Fields:
         """Return a time of at least 0, in seconds; `per_second`: of the unit it is written in."""
         value = self._present(name)
         unit = "seconds" if per_second == 1.0 else "milliseconds"
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            self._wrong(name, value, f"a number of {unit}, at least 0")
+        most = MOST_SECONDS * per_second
+        if type(value) not in (int, float) or not 0 <= value <= most:
+            self._wrong(name, value, f"a number of {unit}, at least 0 and at most {most:g}")
         return float(value) / per_second
 
     def optional_seconds(self, name: str) -> float | None:
@@ -110,6 +118,10 @@ class Fields:
         text = repr(value)
         shown = text if len(text) <= 40 else text[:37] + "..."
         fail(self.place, f"{name!r} is {shown}, not {right}")
+
+
+def _begins(text: str | bytes, magic: bytes) -> bool:
+    return isinstance(text, bytes) and text.startswith(magic)
 
 
 def _kind(value: object) -> str:

@@ -170,6 +170,19 @@ def test_broken_lines_are_counted_and_named(log):
     assert "'outcome' is a int" in whys[3]
 
 
+def test_lines_that_no_engine_wrote_are_passed_over(log):
+    file = log((decision("a"), 0.4))
+    text = file.path.read_text()
+    vast = '{"request_id": "b", "reason": "no_hit", "predicted_seconds": {"dram": 1%s}}' % (
+        "0" * 400
+    )
+    file.path.write_text("\n".join(["[" * 100_000, vast, text]))
+    first, second = file
+    assert (first.request_id, second.request_id) == ("b", "a")
+    assert [broken.line for broken in file.broken] == [1]
+    assert summarize(file).num_broken == 1
+
+
 def test_many_broken_lines_are_counted_and_few_named(log):
     file = log()
     file.path.write_text("x\n" * 1000)

@@ -112,8 +112,9 @@ def test_points_of_another_run_are_not_mixed_in(result):
         run_measured(PLAN, None, None, True, quiet)
 
 
-def test_a_file_that_holds_no_points_is_named(tmp_path):
-    (tmp_path / POINTS_FILE).write_text("{}")
+@pytest.mark.parametrize("text", ["{}", '{"plan": [], "points": []}', "[" * 100_000])
+def test_a_file_that_holds_no_points_is_named(tmp_path, text):
+    (tmp_path / POINTS_FILE).write_text(text)
     with pytest.raises(ConfigError, match="is no file of points"):
         run_measured(PLAN, None, tmp_path, True, quiet)
 

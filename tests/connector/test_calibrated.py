@@ -115,6 +115,7 @@ def test_a_tier_that_is_another_medium_keeps_its_built_in_seeds(write, caplog, c
     ("text", "message"),
     [
         ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         ("[]", "is no calibration"),
         ('{"format": "kvtiers-calibration", "version": 2}', "is of version 2, this kvtiers reads"),
         ('{"format": "kvtiers-calibration", "version": 1}', "fits: Field required"),

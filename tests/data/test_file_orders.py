@@ -145,6 +145,9 @@ GOOD = {"version": 1, "verb": "clear", "expires": LATER, "keep_frames": 0, "keys
         b"{",
         b"[]",
         b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"version": 1, "verb": "clear", "keep_frames": 0, "keys": [], "expires": 1%s}'
+        % (b"0" * 400),
         json.dumps(GOOD | {"version": 2}).encode(),
         json.dumps(GOOD | {"verb": "format"}).encode(),
         json.dumps(GOOD | {"expires": 1.7e9}).encode(),
