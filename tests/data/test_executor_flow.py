@@ -54,6 +54,7 @@ def test_the_first_blocks_are_in_hbm_before_the_last_are_read(staged):
     job = rank.submit(rank.orders.reload(keys, blocks, slots, 1, window=window))
     rank.settle()
     portion = PORTIONS.max_frames
+    assert portion <= MAX_FRAMES_IN_STORE // 4
     assert held(store) == [portion] * (MAX_FRAMES_IN_STORE // portion)
     for done in range(portion, NUM_BLOCKS + 1, portion):
         assert store.release(1) == 1
