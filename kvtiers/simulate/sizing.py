@@ -13,13 +13,7 @@ from kvtiers.simulate.estimate import Estimator, Guess
 from kvtiers.simulate.goal import Goal, GoalKind, Prices
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.replay import Progress, Replay, ReplayPlan, replay
-from kvtiers.simulate.sizes import (
-    STORE,
-    Size,
-    candidates,
-    frame_nbytes_per_token,
-    minimal_yaml,
-)
+from kvtiers.simulate.sizes import STORE, Size, candidates, frame_nbytes_per_token, minimal_yaml
 from kvtiers.simulate.stack import Curve, StackDistances
 from kvtiers.simulate.trace import Trace, infinite_hit_tokens
 
