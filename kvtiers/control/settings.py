@@ -79,7 +79,7 @@ class ControlSettings:
     block_nbytes: int
     groups: tuple[GroupSettings, ...] = (GroupSettings(),)
     stores: tuple[StoreSettings, ...] = ()
-    evict: str = "adaptive"
+    evict: str = "lru"
     high_watermark: float = 0.95
     low_watermark: float = 0.90
     reload_deadline: float = 10.0

@@ -29,7 +29,7 @@ class PolicyConfig(Section):
     """What is kept."""
 
     evict: Literal["adaptive", "arc", "cost", "lru", "s3-fifo", "w-tinylfu"] = Field(
-        default="adaptive",
+        default="lru",
         description="Replacement rule of every private tier: which chain tail leaves next. "
         "`cost`: by the seconds that a block saves and its chance of reuse; `adaptive`: whichever "
         "of the others had the most hits of late.",

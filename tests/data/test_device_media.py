@@ -250,7 +250,7 @@ def test_a_rank_on_a_device_offloads_and_reloads_through_the_kernels(fake: FakeD
     ):
         worker.begin_step(StepOrders(step=step, epoch=0, before=(order,), num_scheduled_tokens=1))
         if step == 2:
-            worker.wait_loaded([order.job_id])
+            assert worker._executor.wait_loaded([order.job_id], 30.0)
         worker.end_step()
         assert worker._executor.wait_idle(30.0)
     report = worker.take_report()

@@ -284,7 +284,7 @@ def test_made_unreadable_between_two_runs(tmp_path_factory, name):
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
     top = Path(os.path.realpath(tmp_path_factory.mktemp("shut")))
-    for parent in (top, *top.parents[:2]):
+    for parent in (top, *top.parents[:3]):
         parent.chmod(0o755)
     folder = top / "kv"
     folder.mkdir()

@@ -156,7 +156,7 @@ def test_folder_that_this_user_may_not_use(tmp_path_factory, case):
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
     top = Path(os.path.realpath(tmp_path_factory.mktemp("users")))
-    for parent in (top, *top.parents[:2]):
+    for parent in (top, *top.parents[:3]):
         parent.chmod(0o755)
     folder = top / "kv"
     folder.mkdir(mode=0o755)
