@@ -155,12 +155,12 @@ class Controller:
         num_tokens: int,
         num_sequences: int = 1,
         mode: PreemptMode = PreemptMode.COST,
-        away_seconds: float = 0.0,
+        num_running: int = 0,
     ) -> PreemptPlan:
         """Answer an engine that asks whether to swap a victim or to compute it again."""
         limit = min(num_tokens // self.settings.block_size, *map(len, keys))
         match = self._reloads.match(keys, 0, limit)
-        return self.outlook.preemption(match, num_tokens, num_sequences, mode, away_seconds)
+        return self.outlook.preemption(match, num_tokens, num_sequences, mode, num_running)
 
     def at_hand(self, keys: Sequence[Sequence[BlockKey]], match: Match) -> bool:
         """Whether a load of what was found could run now, and wait for no other."""
