@@ -82,7 +82,8 @@ class Scheduler:
 
     def preempt(self, request: Request, *, may_swap: bool = True) -> None:
         """Take a running request's blocks away, and queue it in front of others."""
-        swap = may_swap and self._tiers.swap_pays(request, len(self.running) - 1)
+        num_others = sum(not it.loading for it in self.running if it is not request)
+        swap = may_swap and self._tiers.swap_pays(request, num_others)
         self.running.remove(request)
         self.num_preemptions += 1
         if swap:
