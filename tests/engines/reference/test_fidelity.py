@@ -71,9 +71,10 @@ def test_the_order_of_workloads_is_kept():
 
 def test_a_step_model_learns_from_steps():
     shape = model_shape(SHAPE.to_hf_config())
-    truth = StepModel(PrefillSpeed(2e-3, 5e9, 3e9), shape, 512, 2e9, 3e-4)
+    reads = {"kv_bytes_per_second": 2e9, "kv_element_nbytes": 4}
+    truth = StepModel(PrefillSpeed(2e-3, 5e9, 3e9, **reads), shape, 3e-4)
     steps = [([n] * num, [c] * num) for n in (1, 16, 200) for num in (1, 4) for c in (0, 50, 400)]
-    guess = StepModel(PrefillSpeed(1e-3, 1e10), shape, 512, 1e10, 1e-4)
+    guess = StepModel(PrefillSpeed(1e-3, 1e10, kv_bytes_per_second=1e10), shape, 1e-4)
     guess.fit(steps, [truth.seconds(*step) for step in steps])
     for step in (([3, 7], [11, 90]), ([100], [10]), ([1] * 9, list(range(9)))):
         assert abs(guess.seconds(*step) / truth.seconds(*step) - 1) < 0.02
