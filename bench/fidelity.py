@@ -38,7 +38,8 @@ def main() -> None:
         cells, notes = judged(args.repeats)
     else:
         import torch  # noqa: PLC0415
-        from fidelity_torch import plain, tiered  # noqa: PLC0415
+        from fidelity_tiers import tiered  # noqa: PLC0415
+        from fidelity_torch import plain  # noqa: PLC0415
 
         torch.set_num_threads(1)
         cells, notes = (plain if args.piece == "plain" else tiered)(args.repeats)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fidelity_judge import Cell, Run, fitted_links, words
+from fidelity_judge import Cell, Run
 
 from kvtiers.bench.throttle import ThrottledStore
 from kvtiers.cost.links import LinkSeed
@@ -115,6 +115,35 @@ class Watched(TorchRunner):
         return result
 
 
+@dataclass(frozen=True)
+class Below:
+    """Tiers, and how fast their store is read.
+
+    Attributes:
+        tiers: of the configuration; none: no kvtiers. bytes_per_second: of reads; 0: as it is.
+    """
+
+    name: str
+    tiers: Sequence[Mapping[str, Any]] = ()
+    bytes_per_second: float = 0.0
+    mode: str = "always"
+
+    def config(self, folder: Path) -> Config | None:
+        """Return the configuration; `folder`: of its files."""
+        if not self.tiers:
+            return None
+        tiers = [
+            {**tier, "paths": [str(folder)]} if tier["kind"] == "nvme" else dict(tier)
+            for tier in self.tiers
+        ]
+        return parse_mapping({"tiers": tiers, "cost": {"mode": self.mode}})
+
+    def wrap(self, _name: str, store: BlockStore) -> BlockStore:
+        """Slow a store down."""
+        speed = self.bytes_per_second
+        return ThrottledStore(store, speed) if speed else store
+
+
 def serve(engine: Engine, arrivals: Arrivals, concurrency: int | None = None) -> Run:
     """Serve requests as they come, or so many at a time; returns once all is settled."""
     began, before = engine.now, _reloaded(engine)
@@ -166,14 +195,51 @@ def tokens_reloaded(connector: Any) -> dict[str, int]:
     }
 
 
-def measured_steps(model: ReferenceModel) -> Steps:
-    """Measure the steps of workloads that are not judged."""
+def torch_engine_of(
+    model: ReferenceModel,
+    settings: EngineSettings,
+    below: Below,
+    use: Callable[[Engine, Watched], None],
+) -> None:
+    """Start an engine over some tiers, let it be used, and close it."""
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Watched(model, settings, below.config(Path(folder)), below.wrap)
+        runner.steps, runner.ended = [], runner.now
+        engine = Engine(settings, runner)
+        try:
+            use(engine, runner)
+        finally:
+            engine.close()
+
+
+def watch_links(connector: Any, jobs: list[Link]) -> None:
+    """Keep what links are reported to have done."""
+    reported = connector.reported
+
+    def watched(report: WorkerReport) -> Any:
+        jobs.extend(report.links)
+        return reported(report)
+
+    connector.reported = watched
+
+
+NO_KVTIERS = Below("no kvtiers")
+
+
+def measured_steps(model: ReferenceModel, below: Below | None = None) -> Steps:
+    """Measure the steps of workloads that are not judged.
+
+    Args:
+        below: tiers that the steps' blocks are offloaded to; nothing is hit there.
+    """
     seen: Steps = []
     for workload in FITTED:
-        runner = Watched(model, workload.settings())
-        runner.steps, runner.ended = [], runner.now
-        serve(Engine(workload.settings(), runner), _at_once(workload))
-        seen += runner.steps
+
+        def use(engine: Engine, runner: Watched, workload: Workload = workload) -> None:
+            serve(engine, _at_once(workload))
+            seen.extend(runner.steps)
+
+        torch_engine_of(model, workload.settings(), below or NO_KVTIERS, use)
     return seen
 
 
@@ -208,203 +274,13 @@ def plain(repeats: int) -> tuple[list[Cell], str]:
         engine = modelled_engine(workload.settings(), machine(steps, {}))
         said = serve(engine, _at_once(workload))
         cells.append(Cell(workload.name, "no kvtiers", measured[workload.name], said))
-    return cells, _coefficients(steps)
+    return cells, coefficients(steps)
 
 
 def _at_once(workload: Workload) -> Arrivals:
     return [(0.0, request) for request in workload.requests()]
 
 
-def _coefficients(steps: StepModel) -> str:
+def coefficients(steps: StepModel) -> str:
+    """Return a step model in words."""
     return f"a step: {', '.join(f'{c:.3g}' for c in steps.coefficients)}"
-
-
-# -- with kvtiers ---------------------------------------------------------------------------
-
-
-NUM_DOCUMENTS = 10
-DOCUMENT = (480, 640)
-TIERED = EngineSettings(
-    num_blocks=160,  # four of ten documents
-    max_model_len=1024,
-    block_size=BLOCK_SIZE,
-    max_num_batched_tokens=512,
-    max_num_seqs=16,
-)
-
-
-@dataclass(frozen=True)
-class Below:
-    """Tiers, and how fast their store is read.
-
-    Attributes:
-        tiers: of the configuration; none: no kvtiers. bytes_per_second: of reads; 0: as it is.
-    """
-
-    name: str
-    tiers: Sequence[Mapping[str, Any]] = ()
-    bytes_per_second: float = 0.0
-    mode: str = "always"
-
-    def config(self, folder: Path) -> Config | None:
-        """Return the configuration; `folder`: of its files."""
-        if not self.tiers:
-            return None
-        tiers = [
-            {**tier, "paths": [str(folder)]} if tier["kind"] == "nvme" else dict(tier)
-            for tier in self.tiers
-        ]
-        return parse_mapping({"tiers": tiers, "cost": {"mode": self.mode}})
-
-    def wrap(self, _name: str, store: BlockStore) -> BlockStore:
-        """Slow a store down."""
-        speed = self.bytes_per_second
-        return ThrottledStore(store, speed) if speed else store
-
-
-def _dram(capacity: str) -> dict[str, Any]:
-    return {"kind": "dram", "capacity": capacity, "pin": "off"}
-
-
-SMALL = "10MiB"  # four documents
-BELOW = (
-    Below("no kvtiers"),
-    Below("DRAM", [_dram("64MiB")]),
-    Below("DRAM, NVMe", [_dram(SMALL), {"kind": "nvme", "capacity": "64MiB"}]),
-    Below("DRAM, 80 MB/s", [_dram(SMALL), {"kind": "memory", "capacity": "64MiB"}], 80e6),
-    Below("DRAM, 15 MB/s", [_dram(SMALL), {"kind": "memory", "capacity": "64MiB"}], 15e6),
-    Below("15 MB/s, auto", [_dram(SMALL), {"kind": "memory", "capacity": "64MiB"}], 15e6, "auto"),
-)
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Questions about documents.
-
-    Attributes:
-        rate: requests per second; None: `concurrency` at a time. skew: of their popularity.
-    """
-
-    name: str
-    num_requests: int
-    concurrency: int | None = None
-    rate: float = 0.0
-    skew: float = 0.0
-    output: tuple[int, int] = (4, 12)
-
-    def arrivals(self, documents: Sequence[Sequence[int]]) -> Arrivals:
-        """Return the same questions every time."""
-        rng, at, found = random.Random(self.name), 0.0, []
-        weights = [1.0 / (rank + 1) ** self.skew for rank in range(len(documents))]
-        for idx in range(self.num_requests):
-            if self.skew:
-                which = rng.choices(range(len(documents)), weights)[0]
-            else:
-                which = idx % len(documents)
-            question = [rng.randrange(SHAPE.vocab_size) for _ in range(rng.randint(8, 40))]
-            prompt = [*documents[which], *question]
-            request = NewRequest(f"{self.name}{idx}", 0.0, rng.randint(*self.output), prompt)
-            found.append((at, request))
-            if self.rate:
-                at += rng.expovariate(self.rate)
-        return found
-
-
-PHASES = (
-    Phase("one by one", 20, concurrency=1),
-    Phase("six at a time", 24, concurrency=6, skew=0.8),
-    Phase("all at once", 10, concurrency=10),
-    Phase("arrivals", 24, rate=14.0, skew=0.8),
-)
-
-
-def documents_of(kind: str, num: int = NUM_DOCUMENTS) -> list[list[int]]:
-    """Return documents; other kinds, other documents."""
-    rng = random.Random(kind)
-    return [
-        [rng.randrange(SHAPE.vocab_size) for _ in range(rng.randint(*DOCUMENT))] for _ in range(num)
-    ]
-
-
-def phases(engine: Engine, num: int | None = None) -> Iterator[tuple[str, Run]]:
-    """Fill the tiers, and serve one workload after the other."""
-    documents = documents_of("judged")
-    fill = [(0.0, NewRequest(f"fill{i}", 0.0, 1, document)) for i, document in enumerate(documents)]
-    serve(engine, fill, 1)
-    for phase in PHASES[:num]:
-        yield phase.name, serve(engine, phase.arrivals(documents), phase.concurrency)
-
-
-def torch_tiered(
-    model: ReferenceModel, below: Below, use: Callable[[Engine, TorchRunner], None]
-) -> None:
-    """Start an engine over some tiers, let it be used, and close it."""
-    with tempfile.TemporaryDirectory() as folder:
-        runner = Watched(model, TIERED, below.config(Path(folder)), below.wrap)
-        runner.steps, runner.ended = [], runner.now
-        engine = Engine(TIERED, runner)
-        try:
-            use(engine, runner)
-        finally:
-            engine.close()
-
-
-def links_of(model: ReferenceModel, below: Below) -> dict[str, LinkSeed]:
-    """Measure the links with other documents than those that are judged."""
-    jobs: list[Link] = []
-
-    def use(engine: Engine, runner: TorchRunner) -> None:
-        connector = runner.connector
-        assert connector is not None
-        watch_links(connector, jobs)
-        documents = documents_of("fitted")
-        for turn in range(3):
-            for i, document in enumerate(documents):
-                num = len(document) if turn == 0 else len(document) * (1 + (i + turn) % 4) // 4
-                request = NewRequest(f"{turn}-{i}", 0.0, 1, document[:num])
-                serve(engine, [(0.0, request)], 1)
-
-    torch_tiered(model, below, use)
-    return fitted_links(jobs, BLOCK_NBYTES)
-
-
-def watch_links(connector: Any, jobs: list[Link]) -> None:
-    """Keep what links are reported to have done."""
-    reported = connector.reported
-
-    def watched(report: WorkerReport) -> Any:
-        jobs.extend(report.links)
-        return reported(report)
-
-    connector.reported = watched
-
-
-def tiered(repeats: int) -> tuple[list[Cell], str]:
-    """Judge workloads that reload, on several configurations of tiers."""
-    model = ReferenceModel(SHAPE)
-    measured_steps(model)  # whatever is done once
-    seen: Steps = []
-    links = {below.name: links_of(model, below) for below in BELOW if below.tiers}
-    measured: dict[tuple[str, str], list[Run]] = {}
-    for _ in range(repeats):
-        seen += measured_steps(model)
-        for below in BELOW:
-
-            def use(engine: Engine, _: TorchRunner, name: str = below.name) -> None:
-                for phase, run in phases(engine):
-                    measured.setdefault((phase, name), []).append(run)
-
-            torch_tiered(model, below, use)
-    steps = fit_steps(seen, SEED, SHAPE.to_hf_config())
-    cells = []
-    for below in BELOW:
-        on = machine(steps, links.get(below.name, {}))
-        engine = modelled_engine(TIERED, on, below.config(Path("/nowhere")))
-        for phase, said in phases(engine):
-            cells.append(Cell(phase, below.name, measured[phase, below.name], said))
-        engine.close()
-    order = [phase.name for phase in PHASES]
-    cells.sort(key=lambda cell: order.index(cell.workload))
-    notes = [_coefficients(steps)]
-    notes += [f"{name}: {words(found, BLOCK_NBYTES)}" for name, found in links.items()]
-    return cells, "\n".join(notes)

@@ -35,7 +35,7 @@ from kvtiers.simulate.generate import Workload, generate
 
 EVENT = "fidelity: "
 BLOCK_NBYTES = BLOCK_SIZE * MODEL.kv_nbytes_per_token
-NUM_BLOCKS, LONGEST = 129, 2048  # vLLM's block 0 is nobody's
+NUM_BLOCKS, LONGEST = 73, 2048  # vLLM's block 0 is nobody's
 BUDGET, MOST_SEQUENCES = 512, 8
 SHRUNK = 2  # a trace's tokens to ours
 ROUNDS = (("trace", None), ("four at a time", 4))  # as they come, or so many at a time
