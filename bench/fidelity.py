@@ -15,12 +15,36 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fidelity_judge import report, to_plain
 
 RESULTS = Path(__file__).parent / "results" / "fidelity.json"
+
+
+TITLES = {
+    "plain": "The torch runner without kvtiers",
+    "tiers": "The torch runner over real tiers",
+    "vllm": "vLLM on the CPU, a small trace of chats",
+}
+
+
+def page(held: Mapping[str, Any]) -> str:
+    """Return all pieces that were measured, as Markdown."""
+    parts = ["# The modelled runner against engines that really run\n"]
+    for name, title in TITLES.items():
+        if name in held:
+            piece = held[name]
+            about = f"{piece['note']}, " if piece["note"] else ""
+            parts.append(
+                f"## {title}\n\n`python bench/fidelity.py {name} --repeats {piece['repeats']}`, "
+                f"{piece['date']}, {about}load average {piece['load']} at the end, "
+                f"{piece['seconds']} s.\n\n```\n{piece['text']}\n```\n"
+            )
+    return "\n".join(parts)
 
 
 def main() -> None:
@@ -56,6 +80,7 @@ def main() -> None:
         "cells": to_plain(cells),
     }
     args.out.write_text(json.dumps(held, indent=1) + "\n")
+    args.out.with_suffix(".md").write_text(page(held))
 
 
 if __name__ == "__main__":
