@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from kvtiers.cost.capacity import kv_pool
 from kvtiers.cost.catalogue import known_hardware, known_storage
+from kvtiers.cost.engine_memory import EngineMemory
 from kvtiers.cost.known_models import known_model
 from kvtiers.engines.reference.modelled import ModelledMachine, modelled_engine
 from kvtiers.engines.reference.requests import NewRequest
@@ -73,7 +73,7 @@ def main() -> None:
     shape, hardware = known_model("llama-3.1-8b").shape, known_hardware("h100")
     stores = {"nvme": known_storage("nvme-gen5"), "lmdb": known_storage("nvme-gen4")}
     machine = ModelledMachine.of(shape, hardware, stores)
-    pool = kv_pool(shape, hardware.memory_nbytes.value, runtime_nbytes=4e9)
+    pool = EngineMemory(shape, hardware, runtime_nbytes=4 * 10**9).pool
     settings = EngineSettings(pool.num_blocks, max_model_len=131_072, blocks_per_hash=32)
     engine = modelled_engine(settings, machine, tiers(32 * (16 * pool.kv_nbytes_per_token + 4096)))
     requests = requests_of(options.trace, options.requests)

@@ -1,6 +1,7 @@
 // Copies payloads between engine blocks on a CUDA device and page-locked slots; no Python.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -27,6 +28,13 @@ struct DeviceTuning {
     std::int64_t tile_nbytes;      // that a warp copies at a time
     int num_markers;               // that keep an event of their own
 };
+
+constexpr std::size_t kMaxCopies = 16384;  // of one driver call
+constexpr std::int64_t kStagingAlignment = 256;
+
+inline std::int64_t round_up(std::int64_t nbytes, std::int64_t multiple) {
+    return (nbytes + multiple - 1) / multiple * multiple;
+}
 
 // Each direction has two streams: one for the copy engines, one for kernels. Batches of one
 // direction keep their order; a batch is over when the event behind its last piece is. `submit`,

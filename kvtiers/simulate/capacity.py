@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvtiers.cost.capacity import Limit
-from kvtiers.cost.catalogue import known_hardware
 from kvtiers.cost.engine_memory import (
     ACTIVATION_NBYTES,
     RUNTIME_NBYTES,
@@ -16,53 +15,21 @@ from kvtiers.cost.engine_memory import (
 )
 from kvtiers.cost.hardware import Figure
 from kvtiers.cost.model_source import load_shape
+from kvtiers.simulate.on_device import OnDevice
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityPlan:
+class CapacityPlan(OnDevice):
     """What is asked.
 
     Attributes:
-        model: as `load_shape` takes it. hardware: a name that `known_hardware` knows.
-        utilization: share of a device's memory that the engine claims.
-        max_model_len: tokens of the longest sequence; None: not checked.
         average_context: tokens of a running sequence, prompt and output so far.
         prompt_tokens: of the prompt whose steps are counted. num_decodes: that run beside it.
-        runtime_nbytes: of a device, beside weights and KV; None: estimated.
     """
 
-    model: str
-    hardware: str
-    dtype: str = "bf16"
-    kv_dtype: str = "bf16"
-    tensor_parallel_size: int = 1
-    utilization: float = 0.9
-    block_size: int = 16
-    max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
     average_context: int = 4000
     prompt_tokens: int = 30_000
     num_decodes: int = 0
-    runtime_nbytes: int | None = None
-
-    def memory(self) -> EngineMemory:
-        """Return the engine's memory.
-
-        Raises:
-            ConfigError: a name is not known, or a value makes no sense.
-        """
-        return EngineMemory(
-            load_shape(self.model)[0],
-            known_hardware(self.hardware),
-            self.dtype,
-            self.kv_dtype,
-            self.tensor_parallel_size,
-            self.utilization,
-            self.block_size,
-            self.max_num_batched_tokens,
-            self.runtime_nbytes,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Final
 
 from kvtiers.cost.catalogue import known_hardware, known_storage
-from kvtiers.cost.engine_memory import EngineMemory
 from kvtiers.cost.hardware import WEIGHT_NBYTES, Storage
 from kvtiers.cost.model_source import load_shape
 from kvtiers.cost.preempt import PreemptMode
@@ -17,6 +16,7 @@ from kvtiers.engines.reference.modelled import ModelledMachine, modelled_engine
 from kvtiers.engines.reference.settings import EngineSettings, Policy
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ConfigError
+from kvtiers.simulate.on_device import OnDevice
 from kvtiers.simulate.trace import Trace
 
 MEDIA: Final[Mapping[str, str]] = MappingProxyType({"nvme": "nvme-gen4", "lmdb": "lmdb"})
@@ -26,50 +26,16 @@ _WATERMARK: Final = 0.01  # share of the blocks that an admission leaves free, a
 
 
 @dataclass(frozen=True, slots=True)
-class MachinePlan:
-    """What a trace is replayed on.
+class MachinePlan(OnDevice):
+    """What a trace is replayed on; the longest sequence is as the trace needs, if not given.
 
     Attributes:
-        model: as `load_shape` takes it. hardware: a name that `known_hardware` knows.
-        dtype: of the weights. kv_dtype: of the KV cache.
-        max_model_len: tokens of the longest sequence; None: as the trace needs, as far as the pool
-            holds it.
         media: store or kind of store to a name that `known_storage` knows; beside `MEDIA`.
-        runtime_nbytes: of a device, beside weights and KV; None: estimated.
     """
 
-    model: str
-    hardware: str
-    dtype: str = "bf16"
-    kv_dtype: str = "bf16"
-    tensor_parallel_size: int = 1
-    utilization: float = 0.9
-    block_size: int = 16
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 256
-    max_model_len: int | None = None
     preemption: PreemptMode = PreemptMode.COST
     policy: Policy = Policy.FCFS
     media: Mapping[str, str] = field(default_factory=dict)
-    runtime_nbytes: int | None = None
-
-    def memory(self) -> EngineMemory:
-        """Return the engine's memory; it may be too small, see `EngineMemory.check`.
-
-        Raises:
-            ConfigError: a name is not known, or a value makes no sense.
-        """
-        return EngineMemory(
-            load_shape(self.model)[0],
-            known_hardware(self.hardware),
-            self.dtype,
-            self.kv_dtype,
-            self.tensor_parallel_size,
-            self.utilization,
-            self.block_size,
-            self.max_num_batched_tokens,
-            self.runtime_nbytes,
-        )
 
     @property
     def kv_nbytes_per_token(self) -> int:

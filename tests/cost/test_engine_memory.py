@@ -6,6 +6,7 @@ from kvtiers.cost.capacity import KVPool, Limit
 from kvtiers.cost.catalogue import known_hardware
 from kvtiers.cost.engine_memory import EngineMemory, prefill_chunks
 from kvtiers.cost.known_models import known_model
+from kvtiers.cost.links import LinkModel, LinkSeed
 from kvtiers.model.errors import CapacityError, ConfigError
 
 GB = 10**9
@@ -39,6 +40,8 @@ def test_what_binds_is_the_smaller_of_kv_and_max_num_seqs():
     assert seqs(pool, 4000, 256) == (60, Limit.KV)
     assert seqs(pool, 4000, 59) == (59, Limit.MAX_NUM_SEQS)
     assert seqs(pool, 4000, 60) == (60, Limit.KV)
+    assert pool.concurrency(4000, 256).overcommitted  # thrashing
+    assert not pool.concurrency(4000, 50).overcommitted
 
 
 def test_pool_is_what_weights_and_runtime_leave():
@@ -111,3 +114,10 @@ def test_values_without_sense_are_refused():
         memory(utilization=1.5)
     with pytest.raises(ConfigError, match="must be at least 1"):
         memory(block_size=0)
+
+
+def test_a_long_context_of_a_70b_model_takes_hundreds_of_milliseconds_to_restore():
+    bandwidth = known_hardware("a100").host_bandwidth.value  # PCIe 4 x16
+    link = LinkModel.of(LinkSeed(0.0, 0.0, bandwidth))
+    nbytes = 32_000 * memory("llama-3.1-70b").kv_nbytes_per_token
+    assert 0.2 < float(link.seconds(1, nbytes)) < 1.0

@@ -47,6 +47,19 @@ def library() -> Path:
     return path
 
 
+def _close_earlier(lib: ctypes.CDLL) -> None:
+    """Close the copiers of earlier tests; what they queued is for memory that may be gone."""
+    lib.fake_abandon()
+    while _copiers:
+        _copiers.pop().close()
+
+
+@atexit.register
+def _close_last() -> None:
+    if _copiers:
+        _close_earlier(ctypes.CDLL(str(library())))
+
+
 class FakeDriver:
     """The pretended device, as a test sees and moves it.
 
@@ -70,9 +83,7 @@ class FakeDriver:
             ctypes.c_ulonglong,
             ctypes.c_size_t,
         ]
-        lib.fake_abandon()
-        while _copiers:  # of earlier tests
-            _copiers.pop().close()
+        _close_earlier(lib)
         lib.fake_reset(version)
         self.driver = native.load().CudaDriver(str(library()))
         self.engine: int = lib.fake_stream()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kvtiers.control.policy.ghosts import Ghosts
-from kvtiers.control.policy.lines import Line, Node, fingerprint
+from kvtiers.control.policy.lines import Line, Node, OnLines, fingerprint
 from kvtiers.model.keys import BlockKey
 
 
-class ARC:
+class ARC(OnLines):
     """Keeps what was used once apart from what was used again, and shifts room between both.
 
     Each has a list of what left it lately. A block that returns from the list of one asks for
@@ -15,9 +15,9 @@ class ARC:
     """
 
     def __init__(self, capacity: int) -> None:
+        super().__init__()
         self._capacity = capacity
         self._clock = 0
-        self._nodes: dict[BlockKey, Node] = {}
         self._once, self._again = Line(), Line()
         self._left_once, self._left_again = Ghosts(capacity), Ghosts(capacity)
         self._target = 0  # blocks that were used once, of all
@@ -47,20 +47,9 @@ class ARC:
         else:
             self._again.join(node, self._clock)
 
-    def exposed(self, key: BlockKey) -> None:
-        """Rank the block by its last use."""
-        node = self._nodes[key]
-        node.line.expose(node)
-
-    def shielded(self, key: BlockKey) -> None:
-        """Take the block out of the running."""
-        node = self._nodes[key]
-        node.line.shield(node)
-
     def removed(self, key: BlockKey) -> None:
         """Remember that the block was here, and how it was used."""
-        node = self._nodes.pop(key)
-        node.line.drop(node)
+        node = self._drop(key)
         if node.line is self._once:
             room = self._capacity - self._once.size
             self._left_once.remember(fingerprint(key), room)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from kvtiers.control.policy.lines import Line, Node, fingerprint
+from kvtiers.control.policy.lines import Line, Node, OnLines, fingerprint
 from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges, bucket_of, class_of
 from kvtiers.control.policy.sketch import Sketch
 from kvtiers.model.keys import BlockKey
@@ -69,7 +69,7 @@ class Ends(Line):
         return node.exposed and node.line is self and node.order == -order
 
 
-class Cost:
+class Cost(OnLines):
     """Evicts what promises the least: seconds saved times the rate at which such blocks return.
 
     Blocks are told apart by how often they were asked for and how long ago; see `ReuseAges`. Of
@@ -83,8 +83,8 @@ class Cost:
     def __init__(
         self, capacity: int, value: Value | None = None, memory: Memory | None = None
     ) -> None:
+        super().__init__()
         self._value = value
-        self._nodes: dict[BlockKey, Node] = {}
         self._lines = [Ends() for _ in range(NUM_CLASSES)]
         self._memory = memory or Memory(capacity)
         self._notes = memory is None
@@ -106,21 +106,6 @@ class Cost:
         node = self._nodes[key]
         node.uses += 1
         self._lines[class_of(node.uses)].join(node, self._memory.clock)
-
-    def exposed(self, key: BlockKey) -> None:
-        """Let the block leave when it is worth least."""
-        node = self._nodes[key]
-        node.line.expose(node)
-
-    def shielded(self, key: BlockKey) -> None:
-        """Let the block stay."""
-        node = self._nodes[key]
-        node.line.shield(node)
-
-    def removed(self, key: BlockKey) -> None:
-        """Drop all that is known of the block, but how often it was asked for."""
-        node = self._nodes.pop(key)
-        node.line.drop(node)
 
     def next_victim(self) -> BlockKey | None:
         """Return the block that promises least; the least recently used of equals."""

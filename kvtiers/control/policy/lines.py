@@ -173,3 +173,37 @@ class RankedFifo(Fifo):
 
     expose = Line.expose
     shield = Line.shield
+
+
+class OnLines:
+    """What rules whose blocks stand in lines share: which of them may leave.
+
+    Their owner makes the nodes, in `admitted`.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[BlockKey, Node] = {}
+        self._num_exposed = 0
+
+    def exposed(self, key: BlockKey) -> None:
+        """Let the block leave when its rule says so."""
+        node = self._nodes[key]
+        node.line.expose(node)
+        self._num_exposed += 1
+
+    def shielded(self, key: BlockKey) -> None:
+        """Let the block stay."""
+        node = self._nodes[key]
+        node.line.shield(node)
+        self._num_exposed -= 1
+
+    def removed(self, key: BlockKey) -> None:
+        """Drop all that is known of the block."""
+        self._drop(key)
+
+    def _drop(self, key: BlockKey) -> Node:
+        """Forget a block that is gone; its node still says which line it left."""
+        node = self._nodes.pop(key)
+        self._num_exposed -= node.exposed
+        node.line.drop(node)
+        return node

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from kvtiers.control.policy.ghosts import Ghosts
-from kvtiers.control.policy.lines import Fifo, Line, Node, fingerprint
+from kvtiers.control.policy.lines import Fifo, Line, Node, OnLines, fingerprint
 from kvtiers.model.keys import BlockKey
 
 _SMALL_SHARE: Final = 0.1
 _MOST_USES: Final = 3
 
 
-class S3FIFO:
+class S3FIFO(OnLines):
     """Lets a new block prove itself in a tenth of the tier (Yang and others, SOSP 2023).
 
     Blocks take turns in the order in which they came. One that was hit before its turn goes on
@@ -22,10 +22,9 @@ class S3FIFO:
     """
 
     def __init__(self, capacity: int) -> None:
+        super().__init__()
         self._small_capacity = max(1, int(capacity * _SMALL_SHARE))
         self._clock = 0
-        self._nodes: dict[BlockKey, Node] = {}
-        self._num_exposed = 0
         self._small, self._main = Fifo(), Fifo()
         self._small_due, self._main_due = Line(), Line()
         self._left = Ghosts(capacity)
@@ -46,23 +45,9 @@ class S3FIFO:
         elif node.uses < _MOST_USES:
             node.uses += 1
 
-    def exposed(self, key: BlockKey) -> None:
-        """Let the block leave at its turn."""
-        node = self._nodes[key]
-        node.line.expose(node)
-        self._num_exposed += 1
-
-    def shielded(self, key: BlockKey) -> None:
-        """Let the block stay."""
-        node = self._nodes[key]
-        node.line.shield(node)
-        self._num_exposed -= 1
-
     def removed(self, key: BlockKey) -> None:
         """Remember a block that leaves the small queue."""
-        node = self._nodes.pop(key)
-        self._num_exposed -= node.exposed
-        node.line.drop(node)
+        node = self._drop(key)
         if node.line is self._small_due:
             self._left.remember(fingerprint(key))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvtiers.control.policy.lines import Fifo, Line, Node, RankedFifo, fingerprint
+from kvtiers.control.policy.lines import Fifo, Line, Node, OnLines, RankedFifo, fingerprint
 from kvtiers.control.policy.sketch import Sketch
 from kvtiers.model.keys import BlockKey
 
@@ -15,7 +15,7 @@ _PROTECTED_SHARE: Final = 0.8  # of what the window leaves
 _PATIENCE: Final = 256
 
 
-class WTinyLFU:
+class WTinyLFU(OnLines):
     """Admits to its main part by frequency (Einziger, Friedman and Manes, ACM TOS 2017).
 
     New blocks pass a small window in order of use. What overflows it competes with the block
@@ -25,13 +25,12 @@ class WTinyLFU:
     """
 
     def __init__(self, capacity: int) -> None:
+        super().__init__()
         self._capacity = capacity
         self._window_capacity = max(1, int(capacity * _WINDOW_SHARE))
         self._main_capacity = capacity - self._window_capacity
         self._protected_capacity = int(self._main_capacity * _PROTECTED_SHARE)
         self._clock = 0
-        self._nodes: dict[BlockKey, Node] = {}
-        self._num_exposed = 0
         self._window, self._protected = RankedFifo(), Fifo()
         self._losers, self._probation = Line(), Line()
         self._sketch = Sketch(capacity)
@@ -61,24 +60,6 @@ class WTinyLFU:
         else:
             self._window.join(node, self._clock)
             self._overflow()
-
-    def exposed(self, key: BlockKey) -> None:
-        """Let the block leave if it lost, or when it loses."""
-        node = self._nodes[key]
-        node.line.expose(node)
-        self._num_exposed += 1
-
-    def shielded(self, key: BlockKey) -> None:
-        """Let the block stay."""
-        node = self._nodes[key]
-        node.line.shield(node)
-        self._num_exposed -= 1
-
-    def removed(self, key: BlockKey) -> None:
-        """Drop all that is known of the block, but how often it was asked for."""
-        node = self._nodes.pop(key)
-        self._num_exposed -= node.exposed
-        node.line.drop(node)
 
     def next_victim(self) -> BlockKey | None:
         """Return a block that lost, else the next of the main part, else of the window."""

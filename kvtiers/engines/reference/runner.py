@@ -291,6 +291,8 @@ class ReferenceRunner:
         token = int(logits[0].argmax())
         seconds = time.perf_counter() - began
         loaded = self._end_step(request.result)
+        if self.scheduler is not None:
+            self.scheduler.step_ended()
         if self._lose(request, loaded.failed_blocks):
             return  # computed on top of blocks that never came
         request.result.steps.append(MeasuredStep(end - start, start, seconds))

@@ -88,6 +88,17 @@ def test_what_was_generated_is_reloaded_too(running):
     assert again.token_ids == greedy(longer, 5)
 
 
+def test_every_decision_is_closed_with_its_first_token(running):
+    runner = running(config_of())
+    for _ in range(2):
+        runner.generate(prompt_of(37), 2)
+        runner.settle()
+    finished = runner.scheduler.decisions.finished()
+    assert [d.outcome.ttft_seconds is not None for d in finished] == [True] * len(finished)
+    assert finished
+    assert finished[-1].outcome.ttft_seconds > 0
+
+
 @pytest.mark.parametrize("tier", [nvme, lmdb])
 def test_another_life_reloads_from_disk(running, tmp_path, tier):
     prompt = prompt_of(61)
