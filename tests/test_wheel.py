@@ -42,7 +42,7 @@ def test_a_wheel_built_without_nvcc_works(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
     options = ["cmake.define.KVTIERS_NVCC=false", f"build-dir={tmp_path / 'build'}"]
-    flags = [flag for option in options for flag in ("-C", option)]
+    flags = [flag for option in options for flag in ("--config-settings", option)]
     ran = subprocess.run(
         [*build, *flags, str(REPOSITORY)], capture_output=True, text=True, check=False
     )
