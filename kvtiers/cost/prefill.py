@@ -237,6 +237,11 @@ class PrefillModel:
         )
 
     @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds of a step, an operation of matrices, one of attention, and an element of KV."""
+        return self._cost.coefficients
+
+    @property
     def step_seconds(self) -> float:
         """Time of an engine step beside its operations, as known now."""
         return self._cost.coefficients[0]
@@ -299,6 +304,18 @@ class PrefillModel:
             terms = [self._terms(p.num_tokens, p.num_context_tokens) for p in computed]
             rows = [[float(term) for term in row] for row in terms]
             self._cost.fit(rows, [prompt.seconds for prompt in computed])
+
+    def step_terms(self, num_new: Sequence[int], num_context: Sequence[int]) -> tuple[float, ...]:
+        """Return what the coefficients count, of one step of several requests.
+
+        Args:
+            num_new: tokens to compute, by request. num_context: tokens before them.
+        """
+        new = np.asarray(num_new, dtype=np.float64)
+        context = np.asarray(num_context, dtype=np.float64)
+        linear = float(self.step_flops(float(new.sum())))
+        attention = float(self.shape.attention_flops(new, context).sum())
+        return 1.0, linear, attention, float(self.shape.kv_elements_read(new, context).sum())
 
     def _terms(
         self, n: npt.ArrayLike, context: npt.ArrayLike
