@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fidelity_judge import Cell, Run, fitted_links, words
+from fidelity_judge import Cell, Run
+from fidelity_taught import Taught, runs_of
 from fidelity_torch import (
-    BLOCK_NBYTES,
     BLOCK_SIZE,
     NO_KVTIERS,
-    SEED,
     SHAPE,
     Arrivals,
     Below,
-    Steps,
     Watched,
-    coefficients,
-    fit_steps,
+    in_words,
     machine,
     measured_steps,
     serve,
     torch_engine_of,
-    watch_links,
 )
 
-from kvtiers.cost.links import LinkSeed
 from kvtiers.engines.reference.engine import Engine
 from kvtiers.engines.reference.model import ReferenceModel
 from kvtiers.engines.reference.modelled import modelled_engine
 from kvtiers.engines.reference.requests import NewRequest
 from kvtiers.engines.reference.settings import EngineSettings
-from kvtiers.model.messages import Link
 
 NUM_DOCUMENTS = 10
 DOCUMENT = (480, 640)
@@ -101,6 +95,10 @@ PHASES = (
     Phase("all at once", 10, concurrency=10),
     Phase("arrivals", 24, rate=14.0, skew=0.8),
 )
+TEACHING = (
+    Phase("taught one by one", 12, concurrency=1),
+    Phase("taught together", 18, concurrency=5, skew=0.7),
+)
 
 
 def documents_of(kind: str, num: int = NUM_DOCUMENTS) -> list[list[int]]:
@@ -111,63 +109,67 @@ def documents_of(kind: str, num: int = NUM_DOCUMENTS) -> list[list[int]]:
     ]
 
 
-def phases(engine: Engine, num: int | None = None) -> Iterator[tuple[str, Run]]:
-    """Fill the tiers, and serve one workload after the other."""
-    documents = documents_of("judged")
+def phases(engine: Engine, kind: str, judged: Sequence[Phase]) -> Iterator[tuple[str, Run]]:
+    """Fill the tiers with documents of a kind, and serve one workload after the other."""
+    documents = documents_of(kind)
     fill = [(0.0, NewRequest(f"fill{i}", 0.0, 1, document)) for i, document in enumerate(documents)]
     serve(engine, fill, 1)
-    for phase in PHASES[:num]:
+    for phase in judged:
         yield phase.name, serve(engine, phase.arrivals(documents), phase.concurrency)
 
 
-def links_of(model: ReferenceModel, below: Below) -> dict[str, LinkSeed]:
-    """Measure the links with other documents than those that are judged."""
-    jobs: list[Link] = []
+def taught_by(model: ReferenceModel, below: Below) -> Taught:
+    """Let an engine teach with other requests than those that are judged."""
 
-    def use(engine: Engine, runner: Watched) -> None:
-        connector = runner.connector
-        assert connector is not None
-        watch_links(connector, jobs)
-        documents = documents_of("fitted")
-        for turn in range(3):
-            for i, document in enumerate(documents):
-                num = len(document) if turn == 0 else len(document) * (1 + (i + turn) % 4) // 4
-                request = NewRequest(f"{turn}-{i}", 0.0, 1, document[:num])
-                serve(engine, [(0.0, request)], 1)
+    def use(engine: Engine) -> None:
+        if below.tiers:
+            _parts(engine)
+        list(phases(engine, "fitted", TEACHING))
 
-    torch_engine_of(model, TIERED, below, use)
-    return fitted_links(jobs, BLOCK_NBYTES)
+    taught = torch_engine_of(model, TIERED, below, use)
+    taught.steps += measured_steps(model, below)
+    return taught
 
 
-def tiered(repeats: int) -> tuple[list[Cell], str]:
-    """Judge workloads that reload, on several configurations of tiers."""
+def _parts(engine: Engine) -> None:
+    """Reload parts of documents one by one: jobs of several sizes, with nobody beside them."""
+    documents = documents_of("parts")
+    for turn in range(3):
+        for i, document in enumerate(documents):
+            num = len(document) if turn == 0 else len(document) * (1 + (i + turn) % 4) // 4
+            serve(engine, [(0.0, NewRequest(f"{turn}-{i}", 0.0, 1, document[:num]))], 1)
+    runner = engine.runner
+    assert isinstance(runner, Watched)
+    runner.taught.notice(runner.connector)
+
+
+def measure_tiers() -> dict[str, Any]:
+    """Serve every workload once on every configuration; returns plain data."""
     model = ReferenceModel(SHAPE)
     measured_steps(model)  # whatever is done once
-    seen: dict[bool, Steps] = {False: [], True: []}  # without kvtiers, and with it
-    links = {below.name: links_of(model, below) for below in BELOW if below.tiers}
-    measured: dict[tuple[str, str], list[Run]] = {}
-    for _ in range(repeats):
-        for has_tiers, mine in seen.items():
-            mine.extend(measured_steps(model, BELOW[has_tiers]))
-        for below in BELOW:
-
-            def use(engine: Engine, _: Watched, name: str = below.name) -> None:
-                for phase, run in phases(engine):
-                    measured.setdefault((phase, name), []).append(run)
-
-            torch_engine_of(model, TIERED, below, use)
-    steps = {
-        has_tiers: fit_steps(mine, SEED, SHAPE.to_hf_config()) for has_tiers, mine in seen.items()
-    }
-    cells = []
+    taught, runs = {}, []
     for below in BELOW:
-        on = machine(steps[bool(below.tiers)], links.get(below.name, {}))
-        engine = modelled_engine(TIERED, on, below.config(Path("/nowhere")))
-        for phase, said in phases(engine):
-            cells.append(Cell(phase, below.name, measured[phase, below.name], said))
+        taught[below.name] = asdict(taught_by(model, below))
+
+        def use(engine: Engine, name: str = below.name) -> None:
+            for phase, run in phases(engine, "judged", PHASES):
+                runs.append([phase, name, asdict(run)])
+
+        torch_engine_of(model, TIERED, below, use)
+    return {"taught": taught, "runs": runs}
+
+
+def judge_tiers(raws: Sequence[Mapping[str, Any]]) -> tuple[list[Cell], str]:
+    """Judge workloads that reload, on several configurations of tiers, by what was measured."""
+    cells, notes = [], []
+    for below in BELOW:
+        taught = Taught.merged(Taught(**raw["taught"][below.name]) for raw in raws)
+        engine = modelled_engine(TIERED, machine(taught), below.config(Path("/nowhere")))
+        for phase, said in phases(engine, "judged", PHASES):
+            runs = [Run(**run) for run in runs_of(raws, phase, below.name)]
+            cells.append(Cell(phase, below.name, runs, said))
         engine.close()
+        notes.append(in_words(below.name, taught))
     order = [phase.name for phase in PHASES]
     cells.sort(key=lambda cell: order.index(cell.workload))
-    notes = [f"without kvtiers {coefficients(steps[False])}; with it {coefficients(steps[True])}"]
-    notes += [f"{name}: {words(found, BLOCK_NBYTES)}" for name, found in links.items()]
     return cells, "\n".join(notes)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import random
-import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fidelity_judge import Cell, Run
+from fidelity_taught import Steps, Taught, num_reloads, runs_of, tokens_reloaded, words
 
 from kvtiers.bench.throttle import ThrottledStore
-from kvtiers.cost.links import LinkSeed
 from kvtiers.cost.prefill import PrefillSpeed
 from kvtiers.cost.shapes import model_shape
-from kvtiers.cost.steps import StepModel
 from kvtiers.data.store import BlockStore
 from kvtiers.engines.reference.engine import Engine
 from kvtiers.engines.reference.model import ReferenceModel
@@ -28,7 +26,7 @@ from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.engines.reference.shape import ReferenceShape
 from kvtiers.engines.reference.torch_runner import TorchRunner
 from kvtiers.model.config import Config, parse_mapping
-from kvtiers.model.messages import Link, StepOrders, WorkerReport
+from kvtiers.model.messages import StepOrders
 
 SHAPE = ReferenceShape(
     num_layers=4,
@@ -44,7 +42,6 @@ BLOCK_NBYTES = BLOCK_SIZE * SHAPE.kv_nbytes_per_token
 SEED = PrefillSpeed(1e-3, 2e10, kv_bytes_per_second=1e10, kv_element_nbytes=SHAPE.itemsize)
 
 Arrivals = Sequence[tuple[float, NewRequest]]
-Steps = list[tuple[list[int], list[int], float]]
 
 
 @dataclass(frozen=True)
@@ -99,18 +96,20 @@ JUDGED = (
 class Watched(TorchRunner):
     """A torch runner that notes its steps, and the time from one's end to the next one's."""
 
-    steps: Steps
+    taught: Taught
     ended: float
 
     def run(self, work: StepWork, orders: StepOrders | None) -> StepResult:
         """Run, and note."""
+        num_loads, scheduled = num_reloads(orders), self.now - self.ended
+        num_tokens = sum(it.num_tokens for it in work.sequences)
+        self.taught.schedules.append((num_loads, num_tokens, scheduled))
         result = super().run(work, orders)
         now = self.now
-        if work.sequences:
+        if work.sequences and result.pure and not num_loads:
             new = [it.num_tokens for it in work.sequences]
             context = [it.start for it in work.sequences]
-            if result.pure:
-                self.steps.append((new, context, now - self.ended))
+            self.taught.steps.append((new, context, now - self.ended))
         self.ended = now
         return result
 
@@ -171,11 +170,11 @@ def serve(engine: Engine, arrivals: Arrivals, concurrency: int | None = None) ->
     tokens = sum(it.num_prompt_tokens + it.num_output_tokens for it in served)
     hits = {tier: num - before.get(tier, 0) for tier, num in _reloaded(engine).items()}
     hits["hbm"] = sum(it.num_local_tokens for it in served)
-    return Run(
-        statistics.fmean(it.ttft_seconds for it in served if it.ttft_seconds is not None),
+    return Run.of(
+        [it.ttft_seconds for it in served if it.ttft_seconds is not None],
         tokens / (ended - began),
-        {tier: num for tier, num in hits.items() if num},
-        engine.gauges.num_preemptions - preempted,
+        hits={tier: num for tier, num in hits.items() if num},
+        num_preemptions=engine.gauges.num_preemptions - preempted,
     )
 
 
@@ -185,48 +184,31 @@ def _reloaded(engine: Engine) -> dict[str, int]:
     return {} if connector is None else tokens_reloaded(connector)
 
 
-def tokens_reloaded(connector: Any) -> dict[str, int]:
-    """Return the tokens that kvtiers has brought so far, by tier."""
-    counters = connector.counters.snapshot().counters
-    return {
-        labels[0]: int(value)
-        for (name, labels), value in counters.items()
-        if name == "kvtiers_tokens_reloaded_total"
-    }
-
-
 def torch_engine_of(
     model: ReferenceModel,
     settings: EngineSettings,
     below: Below,
-    use: Callable[[Engine, Watched], None],
-) -> None:
-    """Start an engine over some tiers, let it be used, and close it."""
+    use: Callable[[Engine], None],
+) -> Taught:
+    """Start an engine over some tiers, let it be used, close it, and return what it taught."""
+    taught = Taught()
     with tempfile.TemporaryDirectory() as folder:
         runner = Watched(model, settings, below.config(Path(folder)), below.wrap)
-        runner.steps, runner.ended = [], runner.now
+        runner.taught, runner.ended = taught, runner.now
+        if runner.connector is not None:
+            taught.watch(runner.connector)
         engine = Engine(settings, runner)
         try:
-            use(engine, runner)
+            use(engine)
         finally:
             engine.close()
-
-
-def watch_links(connector: Any, jobs: list[Link]) -> None:
-    """Keep what links are reported to have done."""
-    reported = connector.reported
-
-    def watched(report: WorkerReport) -> Any:
-        jobs.extend(report.links)
-        return reported(report)
-
-    connector.reported = watched
+    return taught
 
 
 NO_KVTIERS = Below("no kvtiers")
 
 
-def measured_steps(model: ReferenceModel, below: Below | None = None) -> Steps:
+def measured_steps(model: ReferenceModel, below: Below = NO_KVTIERS) -> Steps:
     """Measure the steps of workloads that are not judged.
 
     Args:
@@ -235,52 +217,55 @@ def measured_steps(model: ReferenceModel, below: Below | None = None) -> Steps:
     seen: Steps = []
     for workload in FITTED:
 
-        def use(engine: Engine, runner: Watched, workload: Workload = workload) -> None:
+        def use(engine: Engine, workload: Workload = workload) -> None:
             serve(engine, _at_once(workload))
-            seen.extend(runner.steps)
 
-        torch_engine_of(model, workload.settings(), below or NO_KVTIERS, use)
+        seen += torch_engine_of(model, workload.settings(), below, use).steps
     return seen
 
 
-def fit_steps(seen: Steps, seed: PrefillSpeed, hf_config: Mapping[str, Any]) -> StepModel:
-    """Return the model of steps that were measured."""
-    steps = StepModel(seed, model_shape(hf_config), 1e-4)
-    steps.fit([(new, context) for new, context, _ in seen], [seconds for *_, seconds in seen])
-    return steps
-
-
-def machine(steps: StepModel, links: Mapping[str, LinkSeed]) -> ModelledMachine:
+def machine(taught: Taught) -> ModelledMachine:
     """Return the torch runner's machine, on paper."""
-    shape = model_shape(SHAPE.to_hf_config())
-    return ModelledMachine(shape, SEED, SHAPE.kv_nbytes_per_token, links, steps=steps)
+    hf_config = SHAPE.to_hf_config()
+    return ModelledMachine(
+        model_shape(hf_config),
+        SEED,
+        SHAPE.kv_nbytes_per_token,
+        taught.link_seeds(BLOCK_NBYTES),
+        steps=taught.step_model(SEED, hf_config),
+        hand_over=taught.hand_over(),
+    )
 
 
-def plain(repeats: int) -> tuple[list[Cell], str]:
-    """Judge workloads without kvtiers."""
+def in_words(name: str, taught: Taught) -> str:
+    """Return what was taught about one configuration."""
+    on = machine(taught)
+    return words(name, on.step_model(), on.links, on.hand_over, BLOCK_NBYTES)
+
+
+def measure_plain() -> dict[str, Any]:
+    """Serve every workload once without kvtiers; returns plain data."""
     model = ReferenceModel(SHAPE)
-    measured: dict[str, list[Run]] = {it.name: [] for it in JUDGED}
     measured_steps(model)  # whatever is done once
-    seen: Steps = []
-    for _ in range(repeats):  # interleaved: a slow minute of the machine meets all of them
-        seen += measured_steps(model)
-        for workload in JUDGED:
-            settings = workload.settings()
-            engine = Engine(settings, TorchRunner(model, settings))
-            measured[workload.name].append(serve(engine, _at_once(workload)))
-    steps = fit_steps(seen, SEED, SHAPE.to_hf_config())
-    cells = []
+    taught = asdict(Taught(measured_steps(model)))
+    runs = []
     for workload in JUDGED:
-        engine = modelled_engine(workload.settings(), machine(steps, {}))
-        said = serve(engine, _at_once(workload))
-        cells.append(Cell(workload.name, "no kvtiers", measured[workload.name], said))
-    return cells, coefficients(steps)
+        settings = workload.settings()
+        engine = Engine(settings, TorchRunner(model, settings))
+        runs.append([workload.name, asdict(serve(engine, _at_once(workload)))])
+    return {"taught": taught, "runs": runs}
+
+
+def judge_plain(raws: Sequence[Mapping[str, Any]]) -> tuple[list[Cell], str]:
+    """Judge workloads without kvtiers by what was measured."""
+    taught = Taught.merged(Taught(**raw["taught"]) for raw in raws)
+    on, cells = machine(taught), []
+    for workload in JUDGED:
+        said = serve(modelled_engine(workload.settings(), on), _at_once(workload))
+        runs = [Run(**run) for run in runs_of(raws, workload.name)]
+        cells.append(Cell(workload.name, "no kvtiers", runs, said))
+    return cells, in_words("no kvtiers", taught)
 
 
 def _at_once(workload: Workload) -> Arrivals:
     return [(0.0, request) for request in workload.requests()]
-
-
-def coefficients(steps: StepModel) -> str:
-    """Return a step model in words."""
-    return f"a step: {', '.join(f'{c:.3g}' for c in steps.coefficients)}"

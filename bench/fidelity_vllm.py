@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from decide_engine import BLOCK_SIZE, MODEL, throttle_memory_stores
-from fidelity_judge import Cell, Run, fitted_links, words
-from fidelity_torch import Arrivals, Below, Steps, fit_steps, serve, tokens_reloaded, watch_links
+from fidelity_judge import Cell, Run
+from fidelity_taught import Taught, num_reloads, runs_of, tokens_reloaded, words
+from fidelity_torch import Arrivals, Below, serve
 
 from kvtiers.bench.engine_process import engine_environment
 from kvtiers.bench.random_model import write_random_model
@@ -30,7 +32,6 @@ from kvtiers.cost.shapes import model_shape
 from kvtiers.engines.reference.modelled import ModelledMachine, modelled_engine
 from kvtiers.engines.reference.requests import NewRequest
 from kvtiers.engines.reference.settings import EngineSettings
-from kvtiers.model.messages import Link
 from kvtiers.simulate.generate import Workload, generate
 
 EVENT = "fidelity: "
@@ -39,6 +40,7 @@ NUM_BLOCKS, LONGEST = 73, 2048  # vLLM's block 0 is nobody's
 BUDGET, MOST_SEQUENCES = 512, 8
 SHRUNK = 2  # a trace's tokens to ours
 ROUNDS = (("trace", None), ("four at a time", 4))  # as they come, or so many at a time
+REPEATS = 2  # of all rounds, in the life of an engine
 SPAN_SECONDS = 7.0  # of the trace's arrivals
 
 
@@ -148,8 +150,8 @@ class VLLM:
         scheduler = self._engine.engine_core.engine_core.scheduler
         self.watermark = float(scheduler.scheduler_config.watermark)
         self.connector = scheduler.connector.scheduler_side.connector if below.tiers else None
-        self.steps: Steps = []
-        self.links: list[Link] = []
+        self._taught = Taught()
+        self._num_loads = 0
         self._num_local: dict[str, int] = {}
         self._scheduled: Any = None
         self._num_preempted = 0
@@ -161,9 +163,14 @@ class VLLM:
         schedule, get_output = scheduler.schedule, self._engine.engine_core.get_output
 
         def scheduling(*args: Any) -> Any:
-            self._scheduled = schedule(*args)
-            self._num_preempted += len(self._scheduled.preempted_req_ids or ())
-            return self._scheduled
+            began = time.perf_counter()
+            output = self._scheduled = schedule(*args)
+            self._num_preempted += len(output.preempted_req_ids or ())
+            meta = output.kv_connector_metadata
+            self._num_loads = 0 if meta is None else num_reloads(meta.orders)
+            took, num_tokens = time.perf_counter() - began, output.total_num_scheduled_tokens
+            self._taught.schedules.append((self._num_loads, num_tokens, took))
+            return output
 
         def outputting() -> Any:
             outputs = get_output()
@@ -176,7 +183,7 @@ class VLLM:
         scheduler.schedule = scheduling
         self._engine.engine_core.get_output = outputting
         if self.connector is not None:
-            watch_links(self.connector, self.links)
+            self._taught.watch(self.connector)
 
     def serve(self, arrivals: Arrivals, concurrency: int | None) -> Run:
         """Serve requests as `fidelity_torch.serve` does."""
@@ -215,25 +222,30 @@ class VLLM:
             self._engine.step()
         hits = {tier: num - before.get(tier, 0) for tier, num in self._reloaded().items()}
         hits["hbm"] = sum(self._num_local.values())
-        waits = [first[name] - at for name, at in arrived.items()]
-        return Run(
-            sum(waits) / len(waits),
+        return Run.of(
+            [first[name] - at for name, at in arrived.items()],
             num_tokens / (ended - began),
-            {tier: num for tier, num in hits.items() if num},
-            self._num_preempted - preempted,
+            hits={tier: num for tier, num in hits.items() if num},
+            num_preemptions=self._num_preempted - preempted,
         )
+
+    def lessons(self) -> Taught:
+        """Return what it has taught so far."""
+        if self.connector is not None:
+            self._taught.notice(self.connector)
+        return self._taught
 
     def _note_step(self, seconds: float) -> None:
         """Keep a step that loaded nothing and computed something."""
         scheduled = self._scheduled
-        if scheduled is None or not scheduled.num_scheduled_tokens:
+        if scheduled is None or not scheduled.num_scheduled_tokens or self._num_loads:
             return
         before = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
         cached = scheduled.scheduled_cached_reqs
         before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         names = list(scheduled.num_scheduled_tokens)
         new = [scheduled.num_scheduled_tokens[name] for name in names]
-        self.steps.append((new, [before[name] for name in names], seconds))
+        self._taught.steps.append((new, [before[name] for name in names], seconds))
         self._scheduled = None
 
     def _idle(self, until: float) -> None:
@@ -260,10 +272,8 @@ def child(idx: int) -> None:
             if what == "warm-up":
                 new, old = warmup()
                 engine.serve(new, 4)
-                steps = engine.steps.copy()
                 engine.serve(old, 1)
-                links = [astuple(job) for job in engine.links]
-                say({"steps": steps, "links": links, "watermark": engine.watermark})
+                say({"taught": asdict(engine.lessons()), "watermark": engine.watermark})
             else:
                 say(asdict(engine.serve(trace(salt), dict(ROUNDS)[name])))
     os._exit(0)  # vLLM's threads need not be waited for
@@ -302,40 +312,42 @@ class Child:
         self._process.wait(60)
 
 
-def rounds(repeats: int) -> Iterator[tuple[str, int | None, str]]:
+def rounds() -> Iterator[tuple[str, int | None, str]]:
     """Yield what is served, each time with other tokens."""
-    for repeat in range(repeats):
+    for repeat in range(REPEATS):
         for name, concurrency in ROUNDS:
             yield name, concurrency, f"{name} {repeat}"
 
 
-def modelled(
-    below: Below, learnt: Mapping[str, Any], repeats: int
-) -> tuple[dict[str, list[Run]], str]:
+def modelled(below: Below, taught: Taught, watermark: float) -> tuple[dict[str, list[Run]], str]:
     """Return what the modelled engine says of all rounds, and what it was taught."""
     hf_config = hf_config_of()
-    shape = model_shape(hf_config)
     seed = PrefillSpeed(1e-3, 1e11, kv_bytes_per_second=1e10)
-    steps = fit_steps([tuple(step) for step in learnt["steps"]], seed, hf_config)
-    links = fitted_links([Link(*job) for job in learnt["links"]], BLOCK_NBYTES)
-    machine = ModelledMachine(shape, seed, MODEL.kv_nbytes_per_token, links, steps=steps)
+    machine = ModelledMachine(
+        model_shape(hf_config),
+        seed,
+        MODEL.kv_nbytes_per_token,
+        taught.link_seeds(BLOCK_NBYTES),
+        steps=taught.step_model(seed, hf_config),
+        hand_over=taught.hand_over(),
+    )
     settings = EngineSettings(
         num_blocks=NUM_BLOCKS - 1,
         max_model_len=LONGEST,
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=BUDGET,
         max_num_seqs=MOST_SEQUENCES,
-        watermark=learnt["watermark"],
+        watermark=watermark,
     )
     engine = modelled_engine(settings, machine, below.config(Path("/nowhere")))
     for arrivals, concurrency in zip(warmup(), (4, 1), strict=True):
         serve(engine, arrivals, concurrency)
     found: dict[str, list[Run]] = {}
-    for name, concurrency, salt in rounds(repeats):
+    for name, concurrency, salt in rounds():
         found.setdefault(name, []).append(serve(engine, trace(salt), concurrency))
     engine.close()
-    taught = ", ".join(f"{c:.3g}" for c in steps.coefficients)
-    return found, f"{below.name}: a step: {taught}; {words(links, BLOCK_NBYTES)}"
+    steps = machine.step_model()
+    return found, words(below.name, steps, machine.links, machine.hand_over, BLOCK_NBYTES)
 
 
 def hf_config_of() -> dict[str, Any]:
@@ -346,33 +358,43 @@ def hf_config_of() -> dict[str, Any]:
         return config
 
 
-def judged(repeats: int) -> tuple[list[Cell], str]:
-    """Measure and model all configurations."""
+def measure_vllm() -> dict[str, Any]:
+    """Start all engines, and serve all rounds on each; returns plain data."""
     with ExitStack() as stack:
         children = [Child(idx) for idx in range(len(CONFIGS))]
         for each in children:
             stack.callback(each.close)
         learnt = [each.ask("warm-up") for each in children]
-        runs: list[dict[str, list[Run]]] = [{} for _ in CONFIGS]
-        for name, _, salt in rounds(repeats):
-            for each, mine in zip(children, runs, strict=True):
-                mine.setdefault(name, []).append(Run(**each.ask("serve", name, salt)))
-    cells: list[Cell] = []
-    notes = []
-    for below, taught, mine in zip(CONFIGS, learnt, runs, strict=True):
-        said, note = modelled(below, taught, repeats)
+        runs = []
+        for name, _, salt in rounds():
+            for below, each in zip(CONFIGS, children, strict=True):
+                runs.append([name, below.name, each.ask("serve", name, salt)])
+    taught = {below.name: mine["taught"] for below, mine in zip(CONFIGS, learnt, strict=True)}
+    return {"taught": taught, "watermark": learnt[0]["watermark"], "runs": runs}
+
+
+def judge_vllm(raws: Sequence[Mapping[str, Any]]) -> tuple[list[Cell], str]:
+    """Judge all configurations by what was measured."""
+    cells, notes = [], []
+    for below in CONFIGS:
+        taught = Taught.merged(Taught(**raw["taught"][below.name]) for raw in raws)
+        said, note = modelled(below, taught, raws[0]["watermark"])
         notes.append(note)
-        cells += [Cell(name, below.name, mine[name], _median(said[name])) for name, _ in ROUNDS]
+        for name, _ in ROUNDS:
+            runs = [Run(**run) for run in runs_of(raws, name, below.name)]
+            cells.append(Cell(name, below.name, runs, _median(said[name])))
     cells.sort(key=lambda cell: [name for name, _ in ROUNDS].index(cell.workload))
     return cells, "\n".join(notes)
 
 
 def _median(runs: Sequence[Run]) -> Run:
-    """Return the last of alike runs, with the median times."""
-    ttfts = sorted(run.ttft_seconds for run in runs)
-    rates = sorted(run.tokens_per_second for run in runs)
-    middle, last = len(runs) // 2, runs[-1]
-    return Run(ttfts[middle], rates[middle], last.hits, last.num_preemptions)
+    """Return the last of alike runs, with the median of each time."""
+    last = runs[-1]
+    middles = {
+        name: statistics.median(getattr(run, name) for run in runs)
+        for name in ("ttft_seconds", "ttft_median", "ttft_p90", "tokens_per_second")
+    }
+    return Run(**middles, hits=last.hits, num_preemptions=last.num_preemptions)
 
 
 if __name__ == "__main__":

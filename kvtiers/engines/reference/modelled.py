@@ -24,7 +24,13 @@ from kvtiers.cost.links import (
 from kvtiers.cost.prefill import ModelShape, PrefillSpeed
 from kvtiers.cost.steps import StepModel
 from kvtiers.engines.reference.engine import Engine
-from kvtiers.engines.reference.modelled_media import ModelledLasting, ModelledLink, SharedStore
+from kvtiers.engines.reference.modelled_media import (
+    NO_HAND_OVER,
+    HandOver,
+    ModelledLasting,
+    ModelledLink,
+    SharedStore,
+)
 from kvtiers.engines.reference.modelled_rank import ModelledRank
 from kvtiers.engines.reference.modelled_runner import ModelledRunner
 from kvtiers.engines.reference.settings import EngineSettings
@@ -51,6 +57,7 @@ class ModelledMachine:
         num_ranks: workers that share capacities. sequence_seconds: see `StepModel`.
         acceptance: chance that a speculative token is right. seed: of those chances.
         steps: measured, which count instead of `speed`.
+        hand_over: measured, what reloads take beside their links; nothing where it is not known.
     """
 
     model: ModelShape
@@ -62,6 +69,7 @@ class ModelledMachine:
     acceptance: float = 0.7
     seed: int = 0
     steps: StepModel | None = None
+    hand_over: HandOver = NO_HAND_OVER
 
     @classmethod
     def of(
@@ -129,9 +137,10 @@ def modelled_engine(
         name: ModelledLink(seed, block_nbytes, pieces)
         for name, seed in _link_seeds(machine, config).items()
     }
-    rank = ModelledRank(links, block_nbytes, pieces, shared)
+    notice_seconds = machine.hand_over.notice_seconds
+    rank = ModelledRank(links, block_nbytes, pieces, shared, hello.num_slots, notice_seconds)
     lasting = ModelledLasting(shared)
-    runner = ModelledRunner(steps, rank, lasting, *guesses)
+    runner = ModelledRunner(steps, rank, lasting, *guesses, machine.hand_over)
     connector = SchedulerConnector(config, _shape(settings, machine), lambda: runner.now)
     connector.connect([hello], lasting)
     runner.connect(connector)

@@ -51,11 +51,13 @@ class ModelledRank:
 
     Each link serves one job after another, the two directions of a way apart. Blocks of several
     tiers come at once; of a store some at a time, and the last ones still have to go to HBM.
-    Whoever has not begun by its deadline is given up, as a rank does.
+    A block that another job still brings to the slab is waited for. Whoever has not begun by its
+    deadline is given up, as a rank does.
 
     Args:
         links: by name. block_nbytes: of a block on this rank. pieces_per_block: of a block.
         shared: what stores hold that evict by themselves; all others hold what control ordered.
+        num_slots: of the slab. notice_seconds: see `HandOver`.
     """
 
     def __init__(
@@ -64,8 +66,11 @@ class ModelledRank:
         block_nbytes: int,
         pieces_per_block: int,
         shared: Mapping[str, SharedStore],
+        num_slots: int,
+        notice_seconds: float = 0.0,
     ) -> None:
         self._links = links
+        self._notice_seconds = notice_seconds
         self._block_nbytes = block_nbytes
         num_frames = PORTIONS.num_frames(block_nbytes // pieces_per_block)
         self._num_together = max(1, num_frames // pieces_per_block)
@@ -74,6 +79,7 @@ class ModelledRank:
         self._numbers = itertools.count()
         self._reads_end: dict[JobId, float] = {}
         self._loads_end: dict[JobId, float] = {}
+        self._filled_at = np.zeros(num_slots)  # when each slot has its bytes
         self._epoch = 0
 
     # -- orders -----------------------------------------------------------------------
@@ -92,7 +98,8 @@ class ModelledRank:
             ready = max(ready, self._reads_end.get(job_id, now))
         for transfer in orders.before:
             if transfer.kind in _LOADS:
-                self._load(transfer, ready)
+                waited_for = transfer.job_id in orders.sync_loads
+                self._load(transfer, ready, 0.0 if waited_for else self._notice_seconds)
         for job_id in orders.sync_loads:
             ready = max(ready, self._loads_end[job_id])
         return ready
@@ -102,8 +109,8 @@ class ModelledRank:
         for transfer in orders.after:
             self._store(transfer, now)
 
-    def _load(self, transfer: Transfer, now: float) -> None:
-        """Bring blocks to HBM, or to the slab."""
+    def _load(self, transfer: Transfer, now: float, notice_seconds: float) -> None:
+        """Bring blocks to HBM, or to the slab, and answer some time later."""
         rows = transfer.sources.astype(np.int64)
         outcomes = np.full(len(rows), Outcome.OK, np.uint8)
         if not len(transfer.window):
@@ -116,19 +123,34 @@ class ModelledRank:
             found = self._find(transfer, name, np.flatnonzero((rows == source) & (outcomes == 0)))
             outcomes[found[1]] = Outcome.MISSING
             end = self._serve(read_link(name), now, found[0], outcomes, until, links)
+            self._note_filling(transfer, name, found[0][outcomes[found[0]] == Outcome.OK], end)
             stored += int((outcomes[found[0]] == Outcome.OK).sum())
             done = max(done, end)
         if transfer.kind is TransferKind.RELOAD:
             way = self._links[reload_link()]
             wanted = np.flatnonzero(outcomes == Outcome.OK)
             end = self._serve(reload_link(), now, wanted, outcomes, until, links)
-            tail = way.seconds(min(stored, self._num_together))
-            done = max(end, done + tail)
+            coming, last = self._coming(transfer, wanted, now)
+            tail = way.seconds(min(stored + coming, self._num_together))
+            done = max(end, max(done, last) + tail)
         if (outcomes == Outcome.TIMED_OUT).any():
             done = max(done, until)
         hop = HBM if transfer.kind is TransferKind.RELOAD else DRAM
         self._loads_end[transfer.job_id] = done
-        self._push(done, _Event(transfer, hop, outcomes, True, tuple(links)))
+        self._push(done + notice_seconds, _Event(transfer, hop, outcomes, True, tuple(links)))
+
+    def _note_filling(self, transfer: Transfer, name: str, rows: Rows, end: float) -> None:
+        """Note when slots that a store fills have their bytes: some at a time."""
+        num, together = len(rows), self._num_together
+        left = num - np.minimum((np.arange(num) // together + 1) * together, num)
+        slots, times = transfer.slots[rows], end - left * self._links[read_link(name)].per_block
+        self._filled_at[slots[slots != NO_SLOT]] = times[slots != NO_SLOT]
+
+    def _coming(self, transfer: Transfer, rows: Rows, now: float) -> tuple[int, float]:
+        """Return how many blocks of the slab other jobs still bring there, and until when."""
+        slots = transfer.slots[rows[transfer.sources[rows] == 0]]
+        filled_at = self._filled_at[slots]
+        return int((filled_at > now).sum()), float(filled_at.max(initial=now))
 
     def _store(self, transfer: Transfer, now: float) -> None:
         """Copy blocks down, and on to their stores."""
@@ -144,6 +166,7 @@ class ModelledRank:
             links: list[Link] = []
             end = self._serve(offload_link(), now, np.arange(num), outcomes, until, links)
             self._reads_end[transfer.job_id] = end
+            self._filled_at[transfer.slots] = end
             self._push(end, _Event(transfer, DRAM, outcomes, not targets, tuple(links)))
         for idx, (name, rows) in enumerate(targets):
             links, mine = [], outcomes.copy()
