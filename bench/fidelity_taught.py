@@ -45,6 +45,16 @@ class Taught:
             whole.notices += part.notices
         return whole
 
+    def sizes(self) -> tuple[int, ...]:
+        """Return how much of each was measured, for `cut`."""
+        return len(self.steps), len(self.links), len(self.schedules), len(self.notices)
+
+    def cut(self, sizes: Sequence[int]) -> None:
+        """Forget what was measured since `sizes` was asked: it is to be judged."""
+        lists: tuple[list[Any], ...] = (self.steps, self.links, self.schedules, self.notices)
+        for mine, size in zip(lists, sizes, strict=True):
+            del mine[size:]
+
     def watch(self, connector: Any) -> None:
         """Keep what links are reported to have done."""
         reported = connector.reported
@@ -61,7 +71,7 @@ class Taught:
 
     def step_model(self, seed: PrefillSpeed, hf_config: Mapping[str, Any]) -> StepModel:
         """Return the model of the steps."""
-        steps = StepModel(seed, model_shape(hf_config), 1e-4)
+        steps = StepModel(seed, model_shape(hf_config), 1e-4, 1e-3)
         rows = [(new, context) for new, context, _ in self.steps]
         steps.fit(rows, [seconds for *_, seconds in self.steps])
         return steps

@@ -1,7 +1,7 @@
 """Real vLLM on the CPU and the modelled engine on the same small trace, with kvtiers and without.
 
 Every configuration has an engine in a process of its own; they take turns. The modelled engine
-goes through the same requests, from the warm-up on, which has taught it what steps and links take.
+goes through the same requests, those among them that have taught it what steps and links take.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from decide_engine import BLOCK_SIZE, MODEL, throttle_memory_stores
+from decide_engine import BLOCK_SIZE, MODEL
 from fidelity_judge import Cell, Run
-from fidelity_taught import Taught, num_reloads, runs_of, tokens_reloaded, words
+from fidelity_taught import Taught, runs_of, words
 from fidelity_torch import Arrivals, Below, serve
+from fidelity_vllm_engine import BUDGET, LONGEST, MOST_SEQUENCES, NUM_BLOCKS, VLLM
 
 from kvtiers.bench.engine_process import engine_environment
 from kvtiers.bench.random_model import write_random_model
@@ -36,10 +36,9 @@ from kvtiers.simulate.generate import Workload, generate
 
 EVENT = "fidelity: "
 BLOCK_NBYTES = BLOCK_SIZE * MODEL.kv_nbytes_per_token
-NUM_BLOCKS, LONGEST = 73, 2048  # vLLM's block 0 is nobody's
-BUDGET, MOST_SEQUENCES = 512, 8
 SHRUNK = 2  # a trace's tokens to ours
-ROUNDS = (("trace", None), ("four at a time", 4))  # as they come, or so many at a time
+ROUNDS = {"trace": None, "four at a time": 4}  # as they come, or so many at a time
+TEACHING, RELOADING = "teaching", "reloading"  # are not judged
 REPEATS = 2  # of all rounds, in the life of an engine
 SPAN_SECONDS = 7.0  # of the trace's arrivals
 
@@ -58,34 +57,42 @@ CONFIGS = (
 )
 
 
-def plain_config(below: Below) -> dict[str, Any]:
-    """Return kvtiers' configuration."""
-    return {"tiers": list(below.tiers), "cost": {"mode": below.mode}}
-
-
 # -- the requests ---------------------------------------------------------------------------
 
 
-def warmup() -> list[Arrivals]:
-    """Return requests that teach: new prompts of all lengths, then old ones, in parts."""
-    rng = random.Random("warm-up")
+def teaching(salt: str) -> Arrivals:
+    """Return prompts of all lengths, some followed by themselves and a few tokens more."""
+    rng = random.Random(f"teaching {salt}")
+    found: list[NewRequest] = []
 
-    def prompt(num: int) -> list[int]:
-        return [rng.randrange(MODEL.vocab_size) for _ in range(num)]
+    def ask(tokens: Sequence[int]) -> None:
+        found.append(NewRequest(f"{salt}-{len(found)}", 0.0, rng.randint(1, 24), list(tokens)))
 
-    new = [
-        (0.0, NewRequest(f"w{i}", 0.0, rng.randint(1, 24), prompt(rng.randint(32, 1800))))
-        for i in range(16)
-    ]
-    documents = [prompt(1024) for _ in range(8)]
-    old = [
-        (0.0, NewRequest(f"w{turn}-{i}", 0.0, 1, document[: 256 * (1 + (i + turn) % 4)]))
+    for _ in range(4):
+        pair = [_prompt(rng, rng.randint(32, 600)) for _ in range(2)]
+        for tokens in pair:
+            ask(tokens)
+        for tokens in pair:
+            ask([*tokens, *_prompt(rng, rng.randint(8, 100))])
+        ask(_prompt(rng, rng.randint(600, 1800)))
+    return [(0.0, request) for request in found]
+
+
+def reloading() -> Arrivals:
+    """Return prompts that are asked for again, in parts, when they have left HBM."""
+    rng = random.Random("reloading")
+    documents = [_prompt(rng, 1024) for _ in range(8)]
+    return [
+        (0.0, NewRequest(f"r{turn}-{i}", 0.0, 1, document[: 256 * (1 + (i + turn) % 4)]))
         if turn
-        else (0.0, NewRequest(f"w{turn}-{i}", 0.0, 1, document))
+        else (0.0, NewRequest(f"r{turn}-{i}", 0.0, 1, document))
         for turn in range(3)
         for i, document in enumerate(documents)
     ]
-    return [new, old]
+
+
+def _prompt(rng: random.Random, num: int) -> list[int]:
+    return [rng.randrange(MODEL.vocab_size) for _ in range(num)]
 
 
 def trace(salt: str) -> Arrivals:
@@ -111,171 +118,41 @@ def trace(salt: str) -> Arrivals:
     return found
 
 
-# -- the engine, in its process -------------------------------------------------------------
+# -- the engine's process ------------------------------------------------------------------
 
 
-class VLLM:
-    """One engine, whose steps and links are watched."""
+def arrivals_of(name: str, salt: str) -> tuple[Arrivals, int | None]:
+    """Return what a part consists of, and how many requests there are at a time."""
+    if name in ROUNDS:
+        return trace(salt), ROUNDS[name]
+    return (reloading(), 1) if name == RELOADING else (teaching(salt), 4)
 
-    def __init__(self, folder: Path, below: Below) -> None:
-        from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - takes seconds
-        from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
 
-        throttle = throttle_memory_stores()
-        more: dict[str, Any] = {}
-        if below.tiers:
-            more["kv_transfer_config"] = {
-                "kv_connector": "KVTiersConnector",
-                "kv_connector_module_path": "kvtiers.engines.vllm",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {"config": plain_config(below)},
-            }
-        args = EngineArgs(
-            model=str(write_random_model(MODEL, folder)),
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            dtype=MODEL.dtype,
-            block_size=BLOCK_SIZE,
-            max_model_len=LONGEST,
-            max_num_batched_tokens=BUDGET,
-            num_gpu_blocks_override=NUM_BLOCKS,
-            max_num_seqs=MOST_SEQUENCES,
-            disable_log_stats=True,
-            seed=0,
-            **more,
-        )
-        args.use_tqdm_on_load = False
-        self._engine = LLMEngine.from_engine_args(args, enable_multiprocessing=False)
-        scheduler = self._engine.engine_core.engine_core.scheduler
-        self.watermark = float(scheduler.scheduler_config.watermark)
-        self.connector = scheduler.connector.scheduler_side.connector if below.tiers else None
-        self._taught = Taught()
-        self._num_loads = 0
-        self._num_local: dict[str, int] = {}
-        self._scheduled: Any = None
-        self._num_preempted = 0
-        self._watch(scheduler)
-        if below.bytes_per_second:
-            throttle(below.bytes_per_second)
-
-    def _watch(self, scheduler: Any) -> None:
-        schedule, get_output = scheduler.schedule, self._engine.engine_core.get_output
-
-        def scheduling(*args: Any) -> Any:
-            began = time.perf_counter()
-            output = self._scheduled = schedule(*args)
-            self._num_preempted += len(output.preempted_req_ids or ())
-            meta = output.kv_connector_metadata
-            self._num_loads = 0 if meta is None else num_reloads(meta.orders)
-            took, num_tokens = time.perf_counter() - began, output.total_num_scheduled_tokens
-            self._taught.schedules.append((self._num_loads, num_tokens, took))
-            return output
-
-        def outputting() -> Any:
-            outputs = get_output()
-            for output in outputs.outputs:
-                if output.prefill_stats is not None:
-                    local = output.prefill_stats.num_local_cached_tokens
-                    self._num_local.setdefault(output.request_id, local)
-            return outputs
-
-        scheduler.schedule = scheduling
-        self._engine.engine_core.get_output = outputting
-        if self.connector is not None:
-            self._taught.watch(self.connector)
-
-    def serve(self, arrivals: Arrivals, concurrency: int | None) -> Run:
-        """Serve requests as `fidelity_torch.serve` does."""
-        from vllm import SamplingParams  # noqa: PLC0415
-
-        self._num_local.clear()
-        before, preempted = self._reloaded(), self._num_preempted
-        ended = began = time.perf_counter()
-        left = [(began + at, request) for at, request in arrivals][::-1]
-        arrived: dict[str, float] = {}
-        first: dict[str, float] = {}
-        num_tokens = 0
-        while left or self._engine.has_unfinished_requests():
-            now, num = time.perf_counter(), self._engine.get_num_unfinished_requests()
-            while left and (left[-1][0] <= now if concurrency is None else num < concurrency):
-                at, request = left.pop()
-                arrived[request.request_id] = at if concurrency is None else now
-                fixed = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
-                params = SamplingParams(max_tokens=request.max_tokens, **fixed)
-                prompt = {"prompt_token_ids": list(request.prompt_token_ids or ())}
-                self._engine.add_request(request.request_id, prompt, params)
-                num += 1
-            if not num:
-                self._idle(left[-1][0])
-                ended = time.perf_counter()
-                continue
-            outputs = self._engine.step()
-            now = time.perf_counter()
-            self._note_step(now - ended)
-            ended = now
-            for output in outputs:
-                first.setdefault(output.request_id, now)
-                if output.finished:
-                    num_tokens += len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
-        while self.connector is not None and self.connector.busy:
-            self._engine.step()
-        hits = {tier: num - before.get(tier, 0) for tier, num in self._reloaded().items()}
-        hits["hbm"] = sum(self._num_local.values())
-        return Run.of(
-            [first[name] - at for name, at in arrived.items()],
-            num_tokens / (ended - began),
-            hits={tier: num for tier, num in hits.items() if num},
-            num_preemptions=self._num_preempted - preempted,
-        )
-
-    def lessons(self) -> Taught:
-        """Return what it has taught so far."""
-        if self.connector is not None:
-            self._taught.notice(self.connector)
-        return self._taught
-
-    def _note_step(self, seconds: float) -> None:
-        """Keep a step that loaded nothing and computed something."""
-        scheduled = self._scheduled
-        if scheduled is None or not scheduled.num_scheduled_tokens or self._num_loads:
-            return
-        before = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
-        cached = scheduled.scheduled_cached_reqs
-        before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        names = list(scheduled.num_scheduled_tokens)
-        new = [scheduled.num_scheduled_tokens[name] for name in names]
-        self._taught.steps.append((new, [before[name] for name in names], seconds))
-        self._scheduled = None
-
-    def _idle(self, until: float) -> None:
-        while (now := time.perf_counter()) < until:
-            if self.connector is not None and self.connector.busy:
-                self._engine.step()
-            else:
-                time.sleep(min(0.001, until - now))
-
-    def _reloaded(self) -> dict[str, int]:
-        return {} if self.connector is None else tokens_reloaded(self.connector)
+def parts() -> Iterator[tuple[str, str]]:
+    """Yield all parts of an engine's life, each time with other tokens."""
+    yield TEACHING, "warm-up"
+    yield RELOADING, ""
+    for repeat in range(REPEATS):
+        yield TEACHING, f"{repeat}"  # the machine's speed changes
+        for name in ROUNDS:
+            yield name, f"{name} {repeat}"
 
 
 def child(idx: int) -> None:
-    """Serve what is asked for on stdin, a line at a time; answer with a line of JSON."""
-
-    def say(what: Any) -> None:
-        print(EVENT + json.dumps(what), flush=True)
-
+    """Serve what is asked for on stdin, a part a line; answer with a line of JSON."""
     with tempfile.TemporaryDirectory() as folder:
         engine = VLLM(Path(folder), CONFIGS[idx])
         for line in sys.stdin:
-            what, name, salt = json.loads(line)
-            if what == "warm-up":
-                new, old = warmup()
-                engine.serve(new, 4)
-                engine.serve(old, 1)
-                say({"taught": asdict(engine.lessons()), "watermark": engine.watermark})
-            else:
-                say(asdict(engine.serve(trace(salt), dict(ROUNDS)[name])))
+            name, salt = json.loads(line)
+            arrivals, concurrency = arrivals_of(name, salt)
+            sizes = engine.taught.sizes()
+            run = engine.serve(arrivals, concurrency)
+            if name in ROUNDS:
+                engine.taught.cut(sizes)
+            if name == RELOADING and engine.connector is not None:
+                engine.taught.notice(engine.connector)
+            told = {"run": run, "taught": engine.taught, "watermark": engine.watermark}
+            print(EVENT + json.dumps(told, default=asdict), flush=True)
     os._exit(0)  # vLLM's threads need not be waited for
 
 
@@ -294,11 +171,11 @@ class Child:
             text=True,
         )
 
-    def ask(self, what: str, name: str = "", salt: str = "") -> Any:
-        """Let it do something, and return its answer."""
+    def ask(self, name: str, salt: str) -> Any:
+        """Let it serve a part, and return its answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([what, name, salt]) + "\n")
+        self._process.stdin.write(json.dumps([name, salt]) + "\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith(EVENT):
@@ -310,13 +187,6 @@ class Child:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
-
-
-def rounds() -> Iterator[tuple[str, int | None, str]]:
-    """Yield what is served, each time with other tokens."""
-    for repeat in range(REPEATS):
-        for name, concurrency in ROUNDS:
-            yield name, concurrency, f"{name} {repeat}"
 
 
 def modelled(below: Below, taught: Taught, watermark: float) -> tuple[dict[str, list[Run]], str]:
@@ -340,11 +210,9 @@ def modelled(below: Below, taught: Taught, watermark: float) -> tuple[dict[str, 
         watermark=watermark,
     )
     engine = modelled_engine(settings, machine, below.config(Path("/nowhere")))
-    for arrivals, concurrency in zip(warmup(), (4, 1), strict=True):
-        serve(engine, arrivals, concurrency)
     found: dict[str, list[Run]] = {}
-    for name, concurrency, salt in rounds():
-        found.setdefault(name, []).append(serve(engine, trace(salt), concurrency))
+    for name, salt in parts():
+        found.setdefault(name, []).append(serve(engine, *arrivals_of(name, salt)))
     engine.close()
     steps = machine.step_model()
     return found, words(below.name, steps, machine.links, machine.hand_over, BLOCK_NBYTES)
@@ -364,13 +232,14 @@ def measure_vllm() -> dict[str, Any]:
         children = [Child(idx) for idx in range(len(CONFIGS))]
         for each in children:
             stack.callback(each.close)
-        learnt = [each.ask("warm-up") for each in children]
+        told: dict[str, Any] = {}
         runs = []
-        for name, _, salt in rounds():
+        for name, salt in parts():
             for below, each in zip(CONFIGS, children, strict=True):
-                runs.append([name, below.name, each.ask("serve", name, salt)])
-    taught = {below.name: mine["taught"] for below, mine in zip(CONFIGS, learnt, strict=True)}
-    return {"taught": taught, "watermark": learnt[0]["watermark"], "runs": runs}
+                told[below.name] = each.ask(name, salt)
+                runs.append([name, below.name, told[below.name]["run"]])
+    taught = {name: last["taught"] for name, last in told.items()}
+    return {"taught": taught, "watermark": told[CONFIGS[0].name]["watermark"], "runs": runs}
 
 
 def judge_vllm(raws: Sequence[Mapping[str, Any]]) -> tuple[list[Cell], str]:
@@ -380,10 +249,10 @@ def judge_vllm(raws: Sequence[Mapping[str, Any]]) -> tuple[list[Cell], str]:
         taught = Taught.merged(Taught(**raw["taught"][below.name]) for raw in raws)
         said, note = modelled(below, taught, raws[0]["watermark"])
         notes.append(note)
-        for name, _ in ROUNDS:
+        for name in ROUNDS:
             runs = [Run(**run) for run in runs_of(raws, name, below.name)]
             cells.append(Cell(name, below.name, runs, _median(said[name])))
-    cells.sort(key=lambda cell: [name for name, _ in ROUNDS].index(cell.workload))
+    cells.sort(key=lambda cell: list(ROUNDS).index(cell.workload))
     return cells, "\n".join(notes)
 
 

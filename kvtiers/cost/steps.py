@@ -9,25 +9,33 @@ from kvtiers.cost.prefill import ModelShape, PrefillModel, PrefillSpeed
 
 
 class StepModel:
-    """Predict ``t_step + alpha * linear + beta * attention + gamma * KV read + delta * sequences``.
+    """Predict ``t_step + alpha * linear + beta * attention + gamma * KV read + delta * sequences``,
+    and ``epsilon`` more where it computes prompts.
 
-    The terms of `PrefillModel`, summed over a step's requests, and one more: a sequence has work
-    of its own, such as sampling.
+    The terms of `PrefillModel`, summed over a step's requests, and two more: a sequence has work
+    of its own, such as sampling; and a step of decodes only has kernels, or a graph, of its own.
 
     Args:
-        speed: a seed. sequence_seconds: of one sequence beside its tokens; 0 means none, for ever.
+        speed: a seed. sequence_seconds: of one sequence beside its tokens.
+        prompt_seconds: of a step with more tokens than sequences, beside those tokens. Of both, 0
+            means none, for ever.
     """
 
     def __init__(
-        self, speed: PrefillSpeed, shape: ModelShape, sequence_seconds: float = 0.0
+        self,
+        speed: PrefillSpeed,
+        shape: ModelShape,
+        sequence_seconds: float = 0.0,
+        prompt_seconds: float = 0.0,
     ) -> None:
         self._prefill = PrefillModel.of(speed, shape, 1)
-        self._cost = LearnedSum((*self._prefill.coefficients, sequence_seconds))
+        more = sequence_seconds, prompt_seconds
+        self._cost = LearnedSum((*self._prefill.coefficients, *more))
 
     @property
     def coefficients(self) -> tuple[float, ...]:
         """Seconds of a step, an operation of matrices, one of attention, an element of KV that is
-        read, and a sequence."""
+        read, a sequence, and of computing prompts at all."""
         return self._cost.coefficients
 
     def seconds(self, num_new: Sequence[int], num_context: Sequence[int]) -> float:
@@ -49,4 +57,5 @@ class StepModel:
         self._cost.fit([self._terms(*step) for step in steps], seconds)
 
     def _terms(self, num_new: Sequence[int], num_context: Sequence[int]) -> tuple[float, ...]:
-        return (*self._prefill.step_terms(num_new, num_context), float(len(num_new)))
+        prompts = float(sum(num_new) > len(num_new))
+        return (*self._prefill.step_terms(num_new, num_context), float(len(num_new)), prompts)
