@@ -121,6 +121,15 @@ def trace(salt: str) -> Arrivals:
 # -- the engine's process ------------------------------------------------------------------
 
 
+def system_prompt(salt: str) -> Arrivals:
+    """Return what all chats of a trace begin with. It is in HBM before they come: two prompts
+    that are admitted together compute it once in vLLM, and twice in the modelled engine."""
+    requests = [request.prompt_token_ids or [] for _, request in trace(salt)]
+    num = min(map(len, requests))
+    num = next((n for n in range(num) if len({prompt[n] for prompt in requests}) > 1), num)
+    return [(0.0, NewRequest(f"{salt}-system", 0.0, 1, list(requests[0][:num])))]
+
+
 def arrivals_of(name: str, salt: str) -> tuple[Arrivals, int | None]:
     """Return what a part consists of, and how many requests there are at a time."""
     if name in ROUNDS:
@@ -146,6 +155,8 @@ def child(idx: int) -> None:
             name, salt = json.loads(line)
             arrivals, concurrency = arrivals_of(name, salt)
             sizes = engine.taught.sizes()
+            if name in ROUNDS:
+                engine.serve(system_prompt(salt), 1)
             run = engine.serve(arrivals, concurrency)
             if name in ROUNDS:
                 engine.taught.cut(sizes)
@@ -212,6 +223,8 @@ def modelled(below: Below, taught: Taught, watermark: float) -> tuple[dict[str, 
     engine = modelled_engine(settings, machine, below.config(Path("/nowhere")))
     found: dict[str, list[Run]] = {}
     for name, salt in parts():
+        if name in ROUNDS:
+            serve(engine, system_prompt(salt), 1)
         found.setdefault(name, []).append(serve(engine, *arrivals_of(name, salt)))
     engine.close()
     steps = machine.step_model()
