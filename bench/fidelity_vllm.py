@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -37,7 +38,8 @@ from kvtiers.simulate.generate import Workload, generate
 EVENT = "fidelity: "
 BLOCK_NBYTES = BLOCK_SIZE * MODEL.kv_nbytes_per_token
 SHRUNK = 2  # a trace's tokens to ours
-ROUNDS = {"trace": None, "four at a time": 4}  # as they come, or so many at a time
+AT_A_TIME, SHARED = 4, 256  # tokens of a trace's block, shrunk
+ROUNDS = {"trace": None, "four at a time": AT_A_TIME}  # None: as they come
 TEACHING, RELOADING = "teaching", "reloading"  # are not judged
 REPEATS = 2  # of all rounds, in the life of an engine
 SPAN_SECONDS = 7.0  # of the trace's arrivals
@@ -121,20 +123,23 @@ def trace(salt: str) -> Arrivals:
 # -- the engine's process ------------------------------------------------------------------
 
 
-def system_prompt(salt: str) -> Arrivals:
-    """Return what all chats of a trace begin with. It is in HBM before they come: two prompts
-    that are admitted together compute it once in vLLM, and twice in the modelled engine."""
-    requests = [request.prompt_token_ids or [] for _, request in trace(salt)]
-    num = min(map(len, requests))
-    num = next((n for n in range(num) if len({prompt[n] for prompt in requests}) > 1), num)
-    return [(0.0, NewRequest(f"{salt}-system", 0.0, 1, list(requests[0][:num])))]
+def beginnings(salt: str) -> Arrivals:
+    """Return what prompts at the start of a trace have in common. It is in HBM before they come:
+    two that are admitted together compute it once in vLLM, and twice in the modelled engine."""
+    prompts = [request.prompt_token_ids or [] for _, request in trace(salt)[:AT_A_TIME]]
+    counts = Counter(tuple(prompt[:SHARED]) for prompt in prompts)
+    common = [tokens for tokens, num in counts.items() if num > 1]
+    return [
+        (0.0, NewRequest(f"{salt}-start{i}", 0.0, 1, list(tokens)))
+        for i, tokens in enumerate(common)
+    ]
 
 
 def arrivals_of(name: str, salt: str) -> tuple[Arrivals, int | None]:
     """Return what a part consists of, and how many requests there are at a time."""
     if name in ROUNDS:
         return trace(salt), ROUNDS[name]
-    return (reloading(), 1) if name == RELOADING else (teaching(salt), 4)
+    return (reloading(), 1) if name == RELOADING else (teaching(salt), AT_A_TIME)
 
 
 def parts() -> Iterator[tuple[str, str]]:
@@ -156,7 +161,7 @@ def child(idx: int) -> None:
             arrivals, concurrency = arrivals_of(name, salt)
             sizes = engine.taught.sizes()
             if name in ROUNDS:
-                engine.serve(system_prompt(salt), 1)
+                engine.serve(beginnings(salt), 1)
             run = engine.serve(arrivals, concurrency)
             if name in ROUNDS:
                 engine.taught.cut(sizes)
@@ -224,7 +229,7 @@ def modelled(below: Below, taught: Taught, watermark: float) -> tuple[dict[str, 
     found: dict[str, list[Run]] = {}
     for name, salt in parts():
         if name in ROUNDS:
-            serve(engine, system_prompt(salt), 1)
+            serve(engine, beginnings(salt), 1)
         found.setdefault(name, []).append(serve(engine, *arrivals_of(name, salt)))
     engine.close()
     steps = machine.step_model()
