@@ -2,6 +2,7 @@
 // from the header that the real ones are made of. The tests say which version it pretends, when a
 // queue moves, which wait or record is forgotten and which call fails. Its clock counts a copy or a
 // kernel as a millisecond, and the engine's work as a second.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -51,6 +52,7 @@ struct World {
     int failing_after = 0;
     int failing_code = 0;
     int live = 0;   // objects and allocations
+    unsigned max_grid = 0;  // thread blocks of the largest launch
     std::vector<Stream *> streams;
     std::map<void *, std::size_t> registered;
     std::map<std::string, int> calls;
@@ -215,8 +217,10 @@ int free_memory(Address address) {
     delete[] reinterpret_cast<std::uint64_t *>(address);
     return --world.live, 0;
 }
-int host_register(void *address, std::size_t nbytes, unsigned) {
+int host_register(void *address, std::size_t nbytes, unsigned flags) {
     CALL("cuMemHostRegister");
+    if (flags != 3) return 1;  // for every context, and mapped for kernels
+    if (reinterpret_cast<std::uintptr_t>(address) % 4096 != 0 || nbytes == 0) return 1;
     if (world.registered.count(address)) return 712;
     world.registered[address] = nbytes;
     return 0;
@@ -240,11 +244,14 @@ void spoil(int what, Address written) {
     if (world.spoil != what) return;
     *reinterpret_cast<unsigned char *>(written) ^= 0x10;
 }
-int launch(void *function, unsigned grid, unsigned, unsigned, unsigned threads, unsigned, unsigned,
-           unsigned, void *stream, void **arguments, void **) {
+int launch(void *function, unsigned grid, unsigned grid_y, unsigned grid_z, unsigned threads,
+           unsigned threads_y, unsigned threads_z, unsigned shared_nbytes, void *stream,
+           void **arguments, void **extra) {
     CALL("cuLaunchKernel");
     namespace kernel = kvtiers::kernel;
-    if (stream == nullptr || threads != kernel::kThreads) return 1;
+    if (stream == nullptr || threads != kernel::kThreads || grid < 1) return 1;
+    if (grid_y * grid_z * threads_y * threads_z != 1 || shared_nbytes || extra) return 1;
+    world.max_grid = std::max(world.max_grid, grid);
     const auto batch =
         std::make_shared<kernel::Batch>(*static_cast<const kernel::Batch *>(arguments[0]));
     const bool gather = function == &gather_object;
@@ -384,6 +391,7 @@ void fake_fail(const char *name, int after, int code) {
 int fake_calls(const char *name) { return world.calls[name]; }
 int fake_live() { return world.live; }
 int fake_depth() { return depth; }
+int fake_max_grid() { return static_cast<int>(world.max_grid); }
 int fake_capture_mode() { return capture_mode; }
 void fake_other_addresses() { world.same_addresses = 0; }
 // The names of all calls so far with their numbers, one a line; returns the text's length.

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import fake_driver
 import numpy as np
 import pytest
+from copy_layouts import sparse
 from fake_driver import FakeDriver
 
 from kvtiers.data.copier import CopyBatch, Direction, Marker, Ticket
 from kvtiers.data.copier_cuda import CudaCopier, CudaTuning
 from kvtiers.data.copier_cuda_routes import Route
 from kvtiers.data.slab import Slab
-from kvtiers.model.frame import slot_nbytes_for
+from kvtiers.model.frame import FrameFormat, slot_nbytes_for
 from kvtiers.model.messages import int64s
 from kvtiers.testing.fake_device import make_layout
 
@@ -46,12 +48,12 @@ HOT = {
 class Scene:
     """A copier by one route over blocks of zeros."""
 
-    def __init__(self, route: Route, *, manual: bool = False) -> None:
+    def __init__(self, route: Route, *, manual: bool = False, tuning: CudaTuning = SMALL) -> None:
         self.fake = FakeDriver(manual=manual)
         self.memory = [np.zeros(n, np.uint8) for n in LAYOUT.allocations]
         self.slab = Slab(600, slot_nbytes_for(LAYOUT.groups), pin="off")
         self.copier: CudaCopier = self.fake.copier(
-            LAYOUT, [array.ctypes.data for array in self.memory], self.slab, route, tuning=SMALL
+            LAYOUT, [array.ctypes.data for array in self.memory], self.slab, route, tuning=tuning
         )
 
     def submit(self, direction: Direction, num: int, after: Marker | None) -> Ticket:
@@ -107,6 +109,89 @@ def test_an_empty_batch_behind_a_marker_is_over_when_it_is_reached(
     scene.fake.lib.fake_run()
     assert scene.copier.done(ticket)
     assert scene.copier.seconds(ticket) == 0
+
+
+@each_route
+@each_direction
+def test_a_large_batch_is_several_launches_and_calls(route: Route, direction: Direction) -> None:
+    """More rows than a launch takes, more copies than a call; every block has bytes of its own."""
+    num, num_runs = 1200, 20
+    layout = make_layout(num, [[16] * num_runs])
+    group = layout.groups[0]
+    fake = FakeDriver()
+    random = np.random.default_rng(1)
+    memory = [random.integers(0, 256, n, np.uint8) for n in layout.allocations]
+    slab = Slab(num, slot_nbytes_for(layout.groups), pin="off")
+    tuning = CudaTuning(num_thread_blocks=2, staging_nbytes=2**20, tile_nbytes=64, num_markers=4)
+    copier = fake.copier(layout, [m.ctypes.data for m in memory], slab, route, tuning=tuning)
+    blocks, slots = (int64s(random.permutation(num)) for _ in range(2))
+    header = FrameFormat.of(group).header_nbytes
+    payloads = np.concatenate([
+        memory[run.allocation][run.offset + np.arange(num)[:, None] * run.block_stride
+                               + np.arange(run.nbytes)]
+        for run in group.runs
+    ], axis=1)  # fmt: skip
+    if direction is SCATTER:
+        payloads = random.integers(0, 256, payloads.shape, np.uint8)
+        for block, slot in zip(blocks, slots, strict=True):
+            slab.view(int(slot))[header : header + group.payload_nbytes] = payloads[block].tobytes()
+    before = fake.all_calls()
+    ticket = copier.submit(direction, CopyBatch(0, blocks, slots), None)
+    assert copier.done(ticket)
+    calls = {n: count - before.get(n, 0) for n, count in fake.all_calls().items()}
+    if route is Route.DMA:
+        assert calls["cuMemcpyBatchAsync 13.0"] == -(-num * len(group.runs) // 16384)
+    else:
+        assert calls["cuLaunchKernel"] >= -(-num // 480)
+    for block, slot in zip(blocks, slots, strict=True):
+        parts = [memory[run.allocation][run.offset + block * run.block_stride :][: run.nbytes]
+                 for run in group.runs]  # fmt: skip
+        np.testing.assert_array_equal(np.concatenate(parts), payloads[block])
+        frame = np.frombuffer(slab.view(int(slot)), np.uint8)
+        np.testing.assert_array_equal(frame[header:][: group.payload_nbytes], payloads[block])
+        assert not frame[header + group.payload_nbytes :].any()
+    copier.close()
+
+
+@pytest.mark.parametrize("route", [Route.DIRECT, Route.STAGED])
+def test_a_kernel_takes_few_thread_blocks_whatever_the_batch(route: Route) -> None:
+    scene = Scene(route, tuning=replace(SMALL, staging_nbytes=2**20))
+    for num in (1, 600):
+        scene.submit(GATHER, num, None)
+        scene.submit(SCATTER, num, None)
+    assert scene.fake.lib.fake_max_grid() == SMALL.num_thread_blocks
+
+
+class FarSlab:
+    """Slots far apart: only those that are touched cost memory."""
+
+    num_slots, slot_nbytes = 6, 2**30
+
+    def __init__(self) -> None:
+        self.mapping, self.address = sparse(self.num_slots * self.slot_nbytes)
+
+    def payload(self, slot: int, nbytes: int) -> memoryview:
+        start = slot * self.slot_nbytes + FrameFormat.of(LAYOUT.groups[0]).header_nbytes
+        return memoryview(self.mapping)[start : start + nbytes]
+
+
+@each_route
+def test_slots_beyond_4_gib_are_exact(route: Route) -> None:
+    slab, fake = FarSlab(), FakeDriver()
+    memory = [np.zeros(n, np.uint8) for n in LAYOUT.allocations]
+    copier = fake.copier(LAYOUT, [m.ctypes.data for m in memory], slab, route)  # type: ignore[arg-type]
+    nbytes = LAYOUT.groups[0].payload_nbytes
+    blocks, slots = int64s([1, 2, 3]), int64s([1, 4, 5])
+    for slot in slots.tolist():
+        slab.payload(slot, nbytes)[:] = bytes([slot]) * nbytes
+    assert copier.done(copier.submit(SCATTER, CopyBatch(0, blocks, slots), None))
+    for run in LAYOUT.groups[0].runs:
+        for block, slot in zip(blocks, slots, strict=True):
+            part = memory[run.allocation][run.offset + block * run.block_stride :][: run.nbytes]
+            assert (part == slot).all()
+    assert copier.done(copier.submit(GATHER, CopyBatch(0, blocks, int64s([5, 1, 0])), None))
+    assert [slab.payload(slot, 1)[0] for slot in (5, 1, 0)] == [1, 4, 5]
+    copier.close()
 
 
 @each_route
