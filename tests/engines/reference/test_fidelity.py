@@ -95,6 +95,16 @@ def test_a_step_of_one_request_is_a_prefill_and_a_sequence():
         )
 
 
+def test_a_step_of_decodes_only_is_spared_what_prompts_take():
+    speed = known_hardware("h100").speed(LLAMA)
+    without, having = StepModel(speed, LLAMA), StepModel(speed, LLAMA, prompt_seconds=3e-3)
+    assert having.seconds([1, 1], [9, 90]) == without.seconds([1, 1], [9, 90])
+    for new in ([2], [1, 500]):
+        context = [7] * len(new)
+        more = having.seconds(new, context) - without.seconds(new, context)
+        assert more == pytest.approx(3e-3)
+
+
 def test_a_cache_of_fewer_bytes_is_read_faster():
     def decode_seconds(kv_element_nbytes):
         machine = ModelledMachine.of(
