@@ -142,8 +142,9 @@ def test_a_swapped_request_comes_back_before_newcomers_and_is_reloaded():
     assert served["r2"].num_swaps == 1
 
 
-def test_a_group_is_swapped_whatever_the_mode():
-    engine = engine_of(settings_of(17, watermark=0.0, preemption=PreemptMode.RECOMPUTE), tiers_of())
+@pytest.mark.parametrize("mode", PreemptMode)
+def test_a_group_is_swapped_whatever_the_mode(mode):
+    engine = engine_of(settings_of(17, watermark=0.0, preemption=mode), tiers_of())
     for idx in range(2):
         engine.add(request_of(f"g{idx}", 10, 14, num_sequences=2))
     reports = run(engine)
@@ -165,6 +166,25 @@ def test_cost_asks_which_is_cheaper():
         assert engine.gauges.num_preemptions > 0
     assert swaps["slow"] == 0
     assert swaps["fast"] > 0
+
+
+@pytest.mark.parametrize("mode", PreemptMode)
+def test_a_stream_of_newcomers_starves_nobody(mode):
+    """About as many as the engine can serve, for ever: neither large ones nor victims stay out."""
+    engine = engine_of(settings_of(20, watermark=0.0, preemption=mode), tiers_of())
+    waits, longest = {}, 0
+    for idx in range(300):
+        if idx % 3 == 0:
+            waits[f"r{idx}"] = 0
+            engine.add(request_of(f"r{idx}", *((40, 20) if idx % 30 == 0 else (8, 10))))
+        engine.step()
+        for name, num in waits.items():
+            out = engine.state(name) in {State.WAITING, State.SWAPPED}
+            waits[name] = num + 1 if out else 0
+        longest = max(longest, *waits.values())
+    assert engine.gauges.num_preemptions > 50
+    assert longest < 40  # steps: twice those of a large one
+    run(engine)
 
 
 # -- who is admitted ------------------------------------------------------------------
