@@ -126,6 +126,22 @@ def test_the_least_urgent_gives_way_under_priority():
     assert report.preempted == ["r0"]
 
 
+def test_among_the_equally_urgent_the_last_admitted_gives_way():
+    _, report = grow_until_full(knobs={"policy": Policy.PRIORITY}, r0={"priority": -1})
+    assert report.preempted == ["r2"]
+
+
+def test_nobody_gives_way_for_a_guess():
+    knobs = {"watermark": 0.0, "num_speculative_tokens": 3, "max_num_batched_tokens": 80}
+    engine = engine_of(settings_of(17, **knobs), acceptance=0.0)
+    engine.add(request_of("short", 30, 2))
+    engine.add(request_of("long", 34, 14))  # whose first guesses need a tenth block
+    assert engine.step().admitted == ["short", "long"]
+    assert engine.step().num_tokens == {"short": 1, "long": 1}
+    run(engine)
+    assert engine.gauges.num_preemptions == 0
+
+
 def test_a_swapped_request_comes_back_before_newcomers_and_is_reloaded():
     config = tiers_of(mode="never")  # even where the user would rather recompute prompts
     engine, report = grow_until_full(PreemptMode.SWAP, config)
