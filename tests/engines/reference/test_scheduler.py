@@ -126,6 +126,13 @@ def test_the_least_urgent_gives_way_under_priority():
     assert report.preempted == ["r0"]
 
 
+@pytest.mark.parametrize("offload", ["eager", "lazy"])
+def test_a_victim_that_is_computed_again_has_no_blocks_for_kvtiers_to_copy(offload):
+    engine, _ = grow_until_full(config=tiers_of(offload=offload))
+    state = engine.runner.connector._requests["r2"]
+    assert (state.num_full, state.admitted, sum(map(len, state.block_ids))) == (0, False, 0)
+
+
 def test_among_the_equally_urgent_the_last_admitted_gives_way():
     _, report = grow_until_full(knobs={"policy": Policy.PRIORITY}, r0={"priority": -1})
     assert report.preempted == ["r2"]
@@ -212,6 +219,15 @@ def test_an_admission_leaves_the_watermark_free():
         engine.add(request_of(f"r{idx}", 40, 1))
     report = engine.step()
     assert report.admitted == ["r0", "r1", "r2"]  # 10 blocks each; 10 of 40 stay free
+
+
+def test_nobody_is_admitted_once_the_budget_is_spent():
+    engine = engine_of(settings_of(90))
+    engine.add(request_of("all", 32, 2))
+    engine.add(request_of("next", 8, 2))
+    report = engine.step()
+    assert (report.admitted, report.num_tokens) == (["all"], {"all": 32})
+    assert engine.state("next") is State.WAITING
 
 
 def test_no_more_sequences_than_the_knob_says():
