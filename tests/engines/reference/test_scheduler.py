@@ -163,6 +163,7 @@ def test_a_swapped_request_comes_back_before_newcomers_and_is_reloaded():
     assert served["r2"].num_reloaded_tokens >= 12
     assert served["r2"].num_recomputed_tokens < 4  # what is behind its last full block
     assert served["r2"].num_swaps == 1
+    assert not served["r2"].reloaded_by_tier  # which tells of the prompt, when it was new
 
 
 @pytest.mark.parametrize("mode", PreemptMode)
