@@ -55,3 +55,23 @@ def test_what_a_reset_voids_was_not_reloaded():
     assert (served.num_local_tokens, served.num_reloaded_tokens) == (0, 0)
     assert sum(served.reloaded_by_tier.values()) == 0
     assert served.num_computed_tokens == 40
+
+
+def test_every_block_that_is_handed_out_is_told_before_it_is_written():
+    """Whoever still copies it comes first: also those into which a group's sequences will part."""
+    engine = engine_of(settings_of(), tiers_of())
+    connector, told = engine.runner.connector, set()
+    schedule = connector.schedule
+
+    def listening(step):
+        told.update(step.overwritten)
+        return schedule(step)
+
+    connector.schedule = listening
+    engine.add(request_of("group", 10, 9, num_sequences=3))
+    engine.add(request_of("one", 6, 9))
+    while engine.num_unfinished:
+        held = set().union(*(s.block_ids for r in engine.holders() for s in r.sequences))
+        assert held <= told
+        engine.step()
+    assert len(told) > 10
