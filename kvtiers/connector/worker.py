@@ -77,7 +77,7 @@ class WorkerConnector:
         self._pending = _Pending()
         self._sync: set[JobId] = set()
         self._sync_failed = False
-        self._last_loaded = ALL_GROUPS  # KV group up to which the step's reloads are settled
+        self._last_loaded = ALL_GROUPS  # KV group up to which the engine comes after its reloads
         self._completions: list[Completion] = []
         self._counters: dict[str, int] = {}
 
