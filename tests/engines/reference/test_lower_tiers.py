@@ -153,3 +153,30 @@ def test_the_tokens_of_a_step_share_its_time():
     gaps = [gap for report in reports for gap in report.itl_seconds]
     assert len(gaps) == 40
     assert sum(gaps) == pytest.approx(served.finished_at - served.first_token_at)
+
+
+def test_a_group_whose_swap_was_lost_begins_again_with_every_sequence():
+    """What they share is computed only as far as the first of them has come."""
+    knobs = settings_of(17, watermark=0.0, max_num_batched_tokens=64)
+    engine = engine_of(knobs, tiers_of())
+    moody = Moody(engine.runner.connector, 4)
+    for idx in range(2):
+        engine.add(request_of(f"g{idx}", 10, 14, num_sequences=2))
+    while not engine.gauges.num_swapped:
+        engine.step()
+    moody.moods.extend(["nothing"] * 40)
+    engine.pool.forget_all()
+    (victim,) = engine.scheduler.swapped
+    starts, run_step = {}, engine.runner.run
+
+    def seen(work, orders):
+        for it in work.sequences:
+            starts.setdefault(it.sequence_id, it.start)
+        return run_step(work, orders)
+
+    engine.runner.run = seen
+    while victim.request_id not in starts:
+        engine.step()
+        engine.pool.forget_all()
+    assert {starts[sequence.sequence_id] for sequence in victim.sequences} == {0}
+    run(engine)
