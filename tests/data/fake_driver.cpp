@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,7 @@ struct World {
     int spoil = 0;           // what is wrong with copies: see fake_spoil
     double now = 0;          // milliseconds
     bool capturing = false;
+    int same_addresses = 1;  // whether registered memory keeps its address on the device
     std::string failing;
     int failing_after = 0;
     int failing_code = 0;
@@ -55,7 +57,9 @@ struct World {
 } world;
 
 std::recursive_mutex one_at_a_time;
-thread_local int depth = 0;  // contexts pushed by this thread
+thread_local int depth = 0;         // contexts pushed by this thread
+thread_local int capture_mode = 0;  // of this thread: 0 is global, 2 is relaxed
+constexpr int kHandle = 7;          // of device 0
 
 Stream legacy;
 int context_object, gather_object, scatter_object;
@@ -65,6 +69,11 @@ int called(const char *name, bool needs_context = true) {
     const std::lock_guard<std::recursive_mutex> guard(one_at_a_time);
     ++world.calls[name];
     if (needs_context && depth < 1) return 201;
+    // What a thread may not call while any stream is captured, but in relaxed mode.
+    static const std::set<std::string> unsafe = {
+        "cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize", "cuMemAlloc", "cuMemFree",
+        "cuMemcpyHtoD", "cuMemHostRegister", "cuMemHostUnregister", "cuModuleUnload"};
+    if (world.capturing && capture_mode != 2 && unsafe.count(name)) return 900;
     if (world.failing == name && world.failing_after-- == 0) return world.failing_code;
     return 0;
 }
@@ -101,18 +110,31 @@ int error_name(int code, const char **name) {
     return 0;
 }
 int device_count(int *count) { return *count = 1, called("cuDeviceGetCount", false); }
-int attribute(int *value, int, int) { return *value = 1, called("cuDeviceGetAttribute", false); }
-int retain(void **context, int) {
+int device_get(int *handle, int ordinal) {
+    *handle = kHandle + ordinal;
+    return ordinal == 0 ? called("cuDeviceGet", false) : 101;
+}
+int attribute(int *value, int which, int device) {
+    *value = which == 75 ? 9 : which == 76 ? 0 : world.same_addresses;
+    return device == kHandle ? called("cuDeviceGetAttribute", false) : 101;
+}
+int retain(void **context, int device) {
     *context = &context_object;
-    return called("cuDevicePrimaryCtxRetain", false);
+    return device == kHandle ? called("cuDevicePrimaryCtxRetain", false) : 101;
 }
-int pci_address(char *text, int size, int) {
+int pci_address(char *text, int size, int device) {
     std::strncpy(text, "0000:3B:00.0", static_cast<std::size_t>(size));
-    return called("cuDeviceGetPCIBusId", false);
+    return device == kHandle ? called("cuDeviceGetPCIBusId", false) : 101;
 }
-int push(void *) { return ++depth, 0; }
-int pop(void **) { return --depth, 0; }
-int exchange(int *) { return 0; }
+int push(void *context) {
+    if (context != &context_object) return 201;
+    return ++depth, called("cuCtxPushCurrent");
+}
+int pop(void **) { return --depth, called("cuCtxPopCurrent", false); }
+int exchange(int *mode) {
+    std::swap(*mode, capture_mode);
+    return called("cuThreadExchangeStreamCaptureMode", false);
+}
 int stream_create(void **stream, unsigned flags) {
     CALL("cuStreamCreate");
     if (flags != 1) return 1;
@@ -121,6 +143,7 @@ int stream_create(void **stream, unsigned flags) {
     return ++world.live, 0;
 }
 int stream_destroy(void *stream) {
+    called("cuStreamDestroy");
     for (std::size_t i = 0; i < world.streams.size(); ++i)
         if (world.streams[i] == stream) world.streams.erase(world.streams.begin() + i);
     delete static_cast<Stream *>(stream);
@@ -153,6 +176,7 @@ int event_create(void **event, unsigned flags) {
     return ++world.live, 0;
 }
 int event_destroy(void *event) {
+    called("cuEventDestroy");
     delete static_cast<Event *>(event);
     return --world.live, 0;
 }
@@ -187,6 +211,7 @@ int alloc(Address *address, std::size_t nbytes) {
     return ++world.live, 0;
 }
 int free_memory(Address address) {
+    called("cuMemFree");
     delete[] reinterpret_cast<std::uint64_t *>(address);
     return --world.live, 0;
 }
@@ -204,7 +229,7 @@ int module_load(void **module, const void *) {
     *module = &context_object;
     return called("cuModuleLoadData");
 }
-int module_unload(void *) { return 0; }
+int module_unload(void *) { return called("cuModuleUnload"); }
 int module_function(void **function, void *, const char *name) {
     const bool gather = std::string(name) == "kvtiers_gather";
     *function = gather ? &gather_object : &scatter_object;
@@ -283,6 +308,7 @@ const std::map<std::string, void *> kCalls = {
     {"cuInit", (void *)init},
     {"cuGetErrorName", (void *)error_name},
     {"cuDeviceGetCount", (void *)device_count},
+    {"cuDeviceGet", (void *)device_get},
     {"cuDeviceGetAttribute", (void *)attribute},
     {"cuDevicePrimaryCtxRetain", (void *)retain},
     {"cuCtxPushCurrent", (void *)push},
@@ -336,6 +362,7 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, std::uint64
 void fake_reset(int version) {
     world = World{};
     depth = 0;
+    capture_mode = 0;
     world.version = version;
     legacy.items.clear();
 }
@@ -357,6 +384,15 @@ void fake_fail(const char *name, int after, int code) {
 int fake_calls(const char *name) { return world.calls[name]; }
 int fake_live() { return world.live; }
 int fake_depth() { return depth; }
+int fake_capture_mode() { return capture_mode; }
+void fake_other_addresses() { world.same_addresses = 0; }
+// The names of all calls so far with their numbers, one a line; returns the text's length.
+int fake_called(char *text, int size) {
+    std::string lines;
+    for (const auto &[name, count] : world.calls) lines += name + "\t" + std::to_string(count) + "\n";
+    if (static_cast<int>(lines.size()) < size) std::strcpy(text, lines.c_str());
+    return static_cast<int>(lines.size());
+}
 int fake_num_registered() { return static_cast<int>(world.registered.size()); }
 int fake_num_streams() { return static_cast<int>(world.streams.size()); }
 void *fake_stream() { return world.streams.push_back(new Stream), world.streams.back(); }
