@@ -37,6 +37,7 @@ class StepModel:
         seeds = (speed.step_seconds, 1.0 / speed.flops_per_second, 1.0 / attention)
         per_token = kv_nbytes_per_token / kv_bytes_per_second
         self._cost = LearnedSum((*seeds, sequence_seconds, per_token))
+        self._linear: dict[int, float] = {}  # tokens of a step to its operations: there are few
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -63,8 +64,12 @@ class StepModel:
         self._cost.fit([self._terms(*step) for step in steps], seconds)
 
     def _terms(self, num_new: Sequence[int], num_context: Sequence[int]) -> list[float]:
-        new = np.asarray(num_new, dtype=np.float64)
-        context = np.asarray(num_context, dtype=np.float64)
-        linear = float(self._prefill.step_flops(float(new.sum())))
+        num_tokens = sum(num_new)
+        linear = self._linear.get(num_tokens)
+        if linear is None:
+            linear = float(self._prefill.step_flops(float(num_tokens)))
+            self._linear[num_tokens] = linear
+        new = np.array(num_new, dtype=np.float64)
+        context = np.array(num_context, dtype=np.float64)
         attention = float(self._shape.attention_flops(new, context).sum())
-        return [1.0, linear, attention, float(len(new)), float(context.sum())]
+        return [1.0, linear, attention, float(len(num_new)), float(sum(num_context))]
