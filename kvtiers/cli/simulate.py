@@ -20,6 +20,7 @@ from kvtiers.cli.output import (
     input_errors,
     show_table,
 )
+from kvtiers.cli.progress import progress_bar
 from kvtiers.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -126,26 +127,11 @@ def progress(what: str, quiet: bool) -> Iterator[Progress]:
     What the control plane would warn an operator of, such as a store that is switched off, stands
     in the report instead.
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     logger = logging.getLogger("kvtiers")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+        with progress_bar(24, quiet=quiet) as bar:
             task = bar.add_task(what, total=None)
             yield lambda ended, num: bar.update(task, completed=ended, total=num)
     finally:

@@ -95,15 +95,6 @@ def load_trace(path: str | Path, block_size: int | None = None) -> Trace:
     return Trace(Path(path).stem, reader.block_size, tuple(requests))
 
 
-def detect_format(path: str | Path) -> TraceFormat:
-    """Return how a trace is written, from what it holds.
-
-    Raises:
-        TraceError: nothing is there, or it is neither.
-    """
-    return _files(Path(path))[0]
-
-
 # The infinite cache
 
 
