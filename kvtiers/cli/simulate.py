@@ -14,6 +14,7 @@ import typer
 
 from kvtiers.cli import simulate_options as options
 from kvtiers.cli.output import (
+    INTERRUPTED,
     JsonOption,
     check_outputs,
     echo_json,
@@ -42,6 +43,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     trace_block: options.TraceBlockOption = None,
     speed: options.SpeedOption = 1.0,
     concurrency: options.ConcurrencyOption = None,
+    replicas: options.ReplicasOption = 1,
     warmup: options.WarmupOption = 0.0,
     write_trace: options.WriteTraceOption = None,
     dtype: options.DtypeOption = "bf16",
@@ -61,12 +63,14 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Replay a trace in virtual time: latencies, throughput, hits by tier, bytes written.
 
     With --compare, and further files behind it, the same trace runs through each configuration.
+    Ctrl-C ends it with what was served until then, and exit code 130.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     with input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.replay import ReplayPlan
+        from kvtiers.simulate.share import busiest_share
 
         check_outputs(output, write_trace)
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
@@ -74,7 +78,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         machine = options.machine_plan(
             options.engine_values(device, knobs), medium or (), preemption
         )
-        shared: dict[str, Any] = {"trace": found, "machine": machine, "warmup": warmup}
+        share = busiest_share(found, replicas)
+        shared: dict[str, Any] = {"trace": share, "machine": machine, "warmup": warmup}
         shared |= {"arrivals": ArrivalPlan(speed, concurrency), "max_seconds": max_seconds}
         named = _configs([*([config] if config else []), *(compare or ()), *(more or ())])
         plans = [ReplayPlan(**shared, label=label, config=it) for label, it in named]
@@ -86,7 +91,14 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
 
         echo_json(plain(replays))
     else:
+        if replicas > 1:
+            typer.echo(
+                f"One of {replicas} engines that share the trace, that with the most prompt "
+                f"tokens: {len(share.requests):,} of {len(found.requests):,} requests."
+            )
         show(replays)
+    if replays[-1].interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _keep(trace: Trace, path: Path | None) -> None:
@@ -115,6 +127,8 @@ def _run(plans: Sequence[ReplayPlan], quiet: bool) -> list[Replay]:
     for plan in plans:
         with progress(plan.label, quiet) as told:
             replays.append(replay(plan, told))
+        if replays[-1].interrupted:
+            break
     if not any(replay.num_requests for replay in replays):
         raise ConfigError("no request was served before it was stopped; there is nothing to tell")
     return replays

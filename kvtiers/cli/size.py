@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ import typer
 
 from kvtiers.cli import simulate_options as options
 from kvtiers.cli.output import (
+    INTERRUPTED,
     JsonOption,
     check_outputs,
     echo_json,
@@ -41,6 +43,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     trace_block: options.TraceBlockOption = None,
     speed: options.SpeedOption = 1.0,
     concurrency: options.ConcurrencyOption = None,
+    replicas: options.AutoReplicasOption = None,
     warmup: options.WarmupOption = 0.0,
     dtype: options.DtypeOption = "bf16",
     kv_dtype: options.KvDtypeOption = "bf16",
@@ -59,11 +62,13 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
 ) -> None:
     """Find how much DRAM and NVMe a trace needs to meet a goal, and what an fp8 cache changes.
 
-    Few of many sizes are replayed. Ctrl-C answers with what was found until then.
+    Few of many sizes are replayed: as many as prove which is the cheapest. Ctrl-C answers with
+    what was found until then, and exit code 130.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     with input_errors(as_json):
+        from kvtiers.control.policy import POLICIES
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.goal import Goal
         from kvtiers.simulate.sizing import SizingPlan
@@ -77,9 +82,10 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
             goal=Goal.parse(goal),
             prices=_prices(price or ()),
             kv_dtypes=tuple(dict.fromkeys((kv_dtype, "fp8"))),
-            policies=tuple(policy or ("lru",)),
+            policies=tuple(dict.fromkeys(policy or POLICIES)),
             arrivals=ArrivalPlan(speed, concurrency),
             warmup=warmup,
+            num_engines=replicas,
             max_seconds=max_seconds,
         )
         sizing = _run(plan, as_json)
@@ -93,6 +99,8 @@ def _tell(sizing: Sizing, as_json: bool) -> None:
         echo_json(sizing.to_plain())
     else:
         _show(sizing)
+    if sizing.interrupted:
+        raise typer.Exit(INTERRUPTED)
     if sizing.plan.kv_dtypes[0] not in sizing.chosen:
         raise typer.Exit(NOT_MET)
 
@@ -115,7 +123,7 @@ def _prices(texts: Any) -> Any:
 def _run(plan: SizingPlan, quiet: bool) -> Sizing:
     from contextlib import ExitStack
 
-    from kvtiers.simulate.sizing import size_tiers
+    from kvtiers.simulate.sizing_run import size_tiers
 
     with ExitStack() as stack:
 
@@ -149,14 +157,27 @@ def _show(sizing: Sizing) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from kvtiers.simulate.sizing_report import HEADER, sentences, trial_rows
+    from kvtiers.simulate.sizing_words import (
+        HEADER,
+        curve_rows,
+        dtype_rows,
+        sentences,
+        trial_rows,
+    )
 
-    table = Table(title=f"{sizing.plan.machine.title}: what was replayed", box=box.SIMPLE_HEAVY)
-    for name in HEADER:
-        table.add_column(name, justify="left" if name in HEADER[:3] else "right")
-    for row in trial_rows(sizing):
-        table.add_row(*row)
-    show_table(table)
+    def shown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
+        table = Table(title=title, box=box.SIMPLE_HEAVY)
+        for idx, name in enumerate(header):
+            table.add_column(name, justify="left" if idx < left else "right")
+        for row in rows:
+            table.add_row(*row)
+        show_table(table)
+
+    title = sizing.plan.machine.title
+    shown(f"{title}: what was replayed", HEADER, trial_rows(sizing), 3)
+    curve, dtypes = curve_rows(sizing), dtype_rows(sizing)
+    shown("What larger tiers hit, and what twice the size adds", curve[0], curve[1:], 1)
+    shown("What the data type of the KV cache changes", dtypes[0], dtypes[1:], 1)
     console = Console(markup=False)
     for text in sentences(sizing):
         console.print(text, markup=False)

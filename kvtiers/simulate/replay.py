@@ -24,6 +24,8 @@ from kvtiers.simulate.measures import HBM, Percentiles, Timeline, TokenSums
 from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hit_tokens
 
 DAY_SECONDS: Final = 86_400.0
+_LATE: Final = 16  # requests that may wait when the last one comes, of an engine that keeps up
+_LATE_SHARE: Final = 0.01  # or so many of all
 
 Progress = Callable[[int, int], None]
 """Told how many requests have ended, and how many there are."""
@@ -60,8 +62,10 @@ class Replay:
 
     Attributes:
         complete: whether every request was served, and none given up for want of time.
+        interrupted: whether that is because of a KeyboardInterrupt.
         num_skipped: requests longer than the engine allows. longest: tokens that it allows.
-        seconds: from the first measured arrival to the end.
+        seconds: from the first measured arrival to the end. arrival_seconds: to the last arrival.
+        num_late: requests that had not been admitted when the last one came.
         infinite_hit_rate: of a cache that forgets nothing, on the same requests, in the trace's
             blocks, the last of which may be a part.
         num_computed_tokens: by the engine, of prompts and outputs, again or for the first time.
@@ -78,11 +82,14 @@ class Replay:
     label: str
     title: str
     complete: bool
+    interrupted: bool
     num_requests: int
     num_warmup: int
     num_skipped: int
     longest: int
     seconds: float
+    arrival_seconds: float
+    num_late: int
     ttft: Percentiles
     tpot: Percentiles
     itl: Percentiles
@@ -107,6 +114,16 @@ class Replay:
     timeline: Timeline
     cpu_seconds: float
     num_steps: int
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether requests came no faster than they were served: hardly any waited at the end."""
+        return self.complete and self.num_late <= max(_LATE, _LATE_SHARE * self.num_requests)
+
+    @property
+    def load(self) -> float:
+        """Times of the arrivals that serving took; above 1 where the queue only grew."""
+        return self.seconds / self.arrival_seconds if self.arrival_seconds > 0 else 1.0
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -157,6 +174,8 @@ class _Drive:
         self._num_warmup = int(plan.warmup * len(requests))
         self._served: list[Served] = []
         self._num_ended = self._num_steps = 0
+        self._last_arrival = 0.0
+        self._interrupted = False
         self._itl = array("d")
         self._timeline = Timeline()
         self._advice: dict[str, None] = {}
@@ -182,7 +201,7 @@ class _Drive:
                 if left is not None and time.monotonic() - started > left:
                     break
         except KeyboardInterrupt:
-            pass  # what was served until now is the answer
+            self._interrupted = True  # what was served until now is the answer
         self._cpu_seconds = time.process_time() - cpu
         progress(self._num_ended, len(self._requests))
 
@@ -190,6 +209,7 @@ class _Drive:
         if position >= self._num_warmup and self._began is None:
             self._begin(at)
         request, engine = self._requests[position], self._engine
+        self._last_arrival = max(self._last_arrival, at)
         size = engine.settings.hash_tokens
         whole = request.block_ids[: request.num_prompt_tokens // size].tolist()
         engine.add(
@@ -258,11 +278,14 @@ class _Drive:
             label=plan.label,
             title=plan.machine.title,
             complete=self._num_ended == len(self._requests),
+            interrupted=self._interrupted,
             num_requests=len(served),
             num_warmup=self._num_warmup,
             num_skipped=len(plan.trace.requests) - len(self._requests),
             longest=settings.max_model_len,
             seconds=seconds,
+            arrival_seconds=max(0.0, self._last_arrival - (self._began or 0.0)),
+            num_late=sum((it.admitted_at or 0.0) > self._last_arrival for it in served),
             ttft=Percentiles.of([it.ttft_seconds for it in served if it.ttft_seconds is not None]),
             tpot=Percentiles.of([it.tpot_seconds for it in served if it.tpot_seconds is not None]),
             itl=Percentiles.of(self._itl),

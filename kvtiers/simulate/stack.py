@@ -87,20 +87,26 @@ class StackDistances:
 
 
 def knee(capacities: Sequence[float], rates: Sequence[float]) -> float:
-    """Return the capacity beyond which another doubling pays less than it did on average.
+    """Return the capacity beyond which a further byte hits less than one did on average.
 
-    The point of the curve that lies furthest above the straight line between its ends, with
-    capacities on a logarithmic scale (V. Satopaa et al., Finding a "Kneedle" in a Haystack, 2011).
+    The point of the curve that lies furthest above the straight line from nothing to the smallest
+    capacity that hits 95 % of all that can be hit (V. Satopaa et al., Finding a "Kneedle" in a
+    Haystack, 2011). Capacities are taken as they are, for that is how they are paid for: on a
+    logarithmic scale curves of caches are S-shaped, and the point is where they end. It is a
+    corner of the curve's concave hull, so that a foot on which nothing is hit does not matter;
+    where the curve lies nowhere above the line, its end is the answer.
 
     Args:
         capacities: ascending, above 0. rates: not descending.
     """
-    x = np.log(np.asarray(capacities, np.float64))
-    y = np.asarray(rates, np.float64)
-    if len(x) < 3 or y[-1] <= y[0]:
+    x = np.concatenate(([0.0], np.asarray(capacities, np.float64)))
+    y = np.concatenate(([0.0], np.asarray(rates, np.float64)))
+    if y[-1] <= 0:
         return float(capacities[0])
-    above = (y - y[0]) / (y[-1] - y[0]) - (x - x[0]) / (x[-1] - x[0])
-    return float(capacities[int(np.argmax(above))])
+    end = int(np.searchsorted(y, 0.95 * y[-1]))
+    above = y[: end + 1] / y[end] - x[: end + 1] / x[end]
+    above[0] = -1.0  # no cache at all is no answer
+    return float(x[end - int(np.argmax(above[::-1] > above.max() - 1e-9))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ class Curve:
 
     Attributes:
         tokens: of the caches, ascending. rates: shares of the prompt tokens.
-        knee_tokens: beyond which another doubling pays less than average.
+        knee_tokens: beyond which a further byte hits less than average.
     """
 
     tokens: tuple[float, ...]

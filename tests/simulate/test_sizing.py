@@ -8,8 +8,10 @@ from kvtiers.simulate.generate import Workload, generate
 from kvtiers.simulate.goal import Goal
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.sizes import Size, candidates, frame_nbytes_per_token
-from kvtiers.simulate.sizing import SizingPlan, size_tiers
-from kvtiers.simulate.sizing_report import sentences, write_sizing
+from kvtiers.simulate.sizing import SizingPlan
+from kvtiers.simulate.sizing_report import write_sizing
+from kvtiers.simulate.sizing_run import size_tiers
+from kvtiers.simulate.sizing_words import sentences
 from kvtiers.simulate.trace import Trace
 
 GIB = 2**30
