@@ -172,7 +172,8 @@ def show(replays: Sequence[Replay]) -> None:
 
     first = replays[0]
     table = Table(
-        title=f"{first.title}: {first.num_requests:,} requests in {first.seconds:,.0f} s, on paper",
+        title=f"{first.title}: {first.num_requests:,} requests in {first.seconds:,.0f} s, on paper"
+        + ("" if all(replay.complete for replay in replays) else ", PARTIAL"),
         caption="Shares are of the prompt tokens: hits of all tiers and computed are all of them. "
         "Infinite cache: what one that forgets nothing would hit.",
         box=box.SIMPLE_HEAVY,

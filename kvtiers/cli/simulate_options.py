@@ -130,7 +130,7 @@ PriceOption = Annotated[
 ]
 PolicyOption = Annotated[
     list[str] | None,
-    typer.Option(help="Replacement rules to compare, the first one while sizing; all, from lru."),
+    typer.Option(help="Replacement rules to compare, the first one while sizing."),
 ]
 MaxSecondsOption = Annotated[
     float, typer.Option(help="No replay begins after so many seconds of real time.")

@@ -25,6 +25,8 @@ from kvtiers.model.errors import ConfigError
 if TYPE_CHECKING:
     from kvtiers.simulate.sizing import Sizing, SizingPlan
 
+_POLICIES: Final = ("lru", "arc", "s3-fifo", "w-tinylfu", "cost")  # adaptive follows the best
+
 NOT_MET: Final = 1
 """Exit code when no size that was replayed meets the goal."""
 
@@ -68,7 +70,6 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     with input_errors(as_json):
-        from kvtiers.control.policy import POLICIES
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.goal import Goal
         from kvtiers.simulate.sizing import SizingPlan
@@ -82,7 +83,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
             goal=Goal.parse(goal),
             prices=_prices(price or ()),
             kv_dtypes=tuple(dict.fromkeys((kv_dtype, "fp8"))),
-            policies=tuple(dict.fromkeys(policy or POLICIES)),
+            policies=tuple(dict.fromkeys(policy or _POLICIES)),
             arrivals=ArrivalPlan(speed, concurrency),
             warmup=warmup,
             num_engines=replicas,
@@ -137,7 +138,8 @@ def _run(plan: SizingPlan, quiet: bool) -> Sizing:
 def _write(sizing: Sizing, output: Path | None, write_config: Path | None) -> None:
     from kvtiers.simulate.sizing_report import write_sizing
 
-    if write_config is not None and sizing.yaml is not None:
+    met = sizing.plan.kv_dtypes[0] in sizing.chosen
+    if write_config is not None and sizing.yaml is not None and met:
         try:
             write_config.write_text(sizing.yaml, encoding="utf-8")
         except OSError as error:
@@ -182,5 +184,7 @@ def _show(sizing: Sizing) -> None:
     for text in sentences(sizing):
         console.print(text, markup=False)
     if sizing.yaml is not None:
-        console.print("\nA configuration that meets the goal:\n", markup=False)
+        met = sizing.plan.kv_dtypes[0] in sizing.chosen
+        what = "meets the goal" if met else "comes close, for its price"
+        console.print(f"\nA configuration that {what}:\n", markup=False)
         console.print(sizing.yaml, markup=False, highlight=False)

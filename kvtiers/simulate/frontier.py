@@ -16,12 +16,14 @@ class Frontier:
 
     Args:
         costs: of every size that is considered.
+
+    Attributes:
         ranks: the lower, the more likely a size is to meet the goal; only guides the order.
     """
 
     def __init__(self, costs: Mapping[Size, float], ranks: Mapping[Size, float]) -> None:
         self._costs = costs
-        self._ranks = ranks
+        self.ranks = ranks
         self._tried: dict[Size, bool] = {}
 
     @property
@@ -50,17 +52,17 @@ class Frontier:
     def next(self) -> Size | None:
         """Return what to try next; None: nothing is undecided.
 
-        The cheapest of those whose rank promises success; where none does, the one with the best
-        rank: it is the one to fail if all do, and then it rules out most.
+        The cheapest of those whose rank promises success; where none does, one of the largest, the
+        one with the best rank: if even that fails, it rules out many.
         """
         undecided = self.undecided
         if not undecided:
             return None
         worst = self._worst_hopeful()
-        hopeful = [size for size in undecided if self._ranks[size] <= worst]
+        hopeful = [size for size in undecided if self.ranks[size] <= worst]
         if hopeful:
             return hopeful[0]
-        return min(undecided, key=lambda size: (self._ranks[size], -self._costs[size]))
+        return min(largest(undecided), key=lambda size: (self.ranks[size], -self._costs[size]))
 
     def search(self, meets: Callable[[Size], bool | None]) -> bool:
         """Try until nothing is undecided; returns whether that was reached.
@@ -77,8 +79,8 @@ class Frontier:
 
     def _worst_hopeful(self) -> float:
         """Return the rank up to which sizes are expected to meet the goal."""
-        met = [self._ranks[size] for size, it in self._tried.items() if it]
-        failed = [self._ranks[size] for size, it in self._tried.items() if not it]
+        met = [self.ranks[size] for size, it in self._tried.items() if it]
+        failed = [self.ranks[size] for size, it in self._tried.items() if not it]
         worst = max(met, default=float("-inf"))
         above = min((rank for rank in failed if rank > worst), default=worst)
         return (worst + above) / 2 if met else float("inf")

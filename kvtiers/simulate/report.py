@@ -63,7 +63,8 @@ def notes(replay: Replay) -> list[str]:
     """Return what a reader should know of a replay."""
     found = []
     if not replay.complete:
-        found.append("It was stopped before every request was served: later ones are missing.")
+        what = "interrupted" if replay.interrupted else "stopped (--max-seconds)"
+        found.append(f"It was {what} before every request was served: later ones are missing.")
     if replay.num_skipped:
         found.append(
             f"{replay.num_skipped:,} requests of more than {replay.longest:,} tokens, prompt and "
@@ -76,7 +77,7 @@ def notes(replay: Replay) -> list[str]:
         found.append(
             f"The queue grew to {max(line.num_waiting):,} requests: they come faster than this "
             "engine serves them, and times to the first token are those of the queue. Slow the "
-            "arrivals (--speed), or share the trace among more engines."
+            "arrivals (--speed), or share the trace among more engines (--replicas)."
         )
     for reason, num in replay.dropped.items():
         found.append(f"{num:,} blocks were not offloaded ({reason}).")
@@ -133,6 +134,7 @@ def page(replays: Sequence[Replay], picture: bytes | None) -> str:
         *map(_token_table, replays),
     ]
     title = "Traces replayed" if several else "A trace replayed"
+    title += "" if all(replay.complete for replay in replays) else ", in part"
     return whole_page(title, ["Predicted: nothing was computed or copied.", *said], parts, picture)
 
 

@@ -101,13 +101,15 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class EngineTry:
-    """So many engines without tiers: whether they keep up.
+    """So many engines: whether they keep up.
 
     Attributes:
+        size: of the tiers of each.
         load: times of the arrivals that serving took.
     """
 
     num_engines: int
+    size: Size
     keeps_up: bool
     load: float
     ttft_p90: float | None
@@ -124,9 +126,11 @@ class Sizing:
         nbytes_per_token: data type to bytes of a token's frames, which capacities are made of.
         guesses: data type to what was guessed of each size.
         chosen: data type to the cheapest trial that meets the goal; those without one are absent.
+        nearest: data type to the cheapest trial that brings most of what tiers can bring, where
+            no size meets the goal, and tiers bring something.
         proofs: data type to why it is that one.
-        limit: which limit binds, in words. yaml: of the engine's own data type; None: no size met
-            the goal.
+        limit: which limit binds, in words.
+        yaml: of the engine's own data type, chosen or nearest; None: neither, or no tiers needed.
         complete: whether every replay that was wanted was made. interrupted: if not, by the user.
     """
 
@@ -142,11 +146,16 @@ class Sizing:
     guesses: dict[str, list[tuple[Size, Guess]]]
     trials: Sequence[Trial]
     chosen: dict[str, Trial]
+    nearest: dict[str, Trial]
     proofs: dict[str, Proof]
     limit: str
     yaml: str | None
     complete: bool
     interrupted: bool
+
+    def answer(self, kv_dtype: str) -> Trial | None:
+        """Return the trial that was chosen, or else comes nearest; None: there is none."""
+        return self.chosen.get(kv_dtype) or self.nearest.get(kv_dtype)
 
     def bare(self, kv_dtype: str) -> Trial | None:
         """Return the trial without tiers; None: it was not made."""
@@ -179,7 +188,9 @@ class Sizing:
                 for dtype, found in self.guesses.items()
             },
             "trials": [trial.to_plain() for trial in self.trials],
+            "goal_met": self.plan.kv_dtypes[0] in self.chosen,
             "chosen": {d: list(self.trials).index(trial) for d, trial in self.chosen.items()},
+            "nearest": {d: list(self.trials).index(trial) for d, trial in self.nearest.items()},
             "proofs": {dtype: asdict(proof) for dtype, proof in self.proofs.items()},
             "limit": self.limit,
             "yaml": self.yaml,

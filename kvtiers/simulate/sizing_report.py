@@ -87,7 +87,7 @@ def _draw_times(axes: Any, sizing: Sizing) -> None:
         points = sorted((t.cost, t.replay.ttft.p90) for t in mine)
         costs, seconds = [cost for cost, _ in points], [ttft for _, ttft in points]
         axes.plot(costs, seconds, "o", color=colour, label=f"{dtype}, replayed")
-        chosen = sizing.chosen.get(dtype)
+        chosen = sizing.answer(dtype)
         if chosen is not None:
             axes.plot([chosen.cost], [chosen.replay.ttft.p90], "*", color=colour, markersize=16)
     limit = sizing.plan.goal.limit_seconds(

@@ -12,7 +12,7 @@ from kvtiers.cost.capacity import KVPool
 from kvtiers.model.errors import CapacityError
 from kvtiers.simulate.estimate import Estimator, Guess
 from kvtiers.simulate.frontier import Frontier, largest
-from kvtiers.simulate.goal import GoalKind
+from kvtiers.simulate.goal import Goal, GoalKind
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.policy_curves import PolicyCurve, policy_curves
 from kvtiers.simulate.replay import Progress, Replay, ReplayPlan, replay
@@ -27,6 +27,8 @@ _MOST_ENGINES: Final = 1024
 _NUM_PLAYED: Final = 5  # capacities at which replacement rules are compared
 _CLEARLY_MORE: Final = 1.02  # hits, for which another replacement rule is worth a replay
 
+_NEARLY: Final = 0.9  # of what tiers can bring, where that is less than the goal
+_WORTHWHILE: Final = 0.02  # of what is without tiers, below which they are not worth a search
 _CEILING: Final = "all that is reused in DRAM"
 
 Told = Callable[[str], Progress]
@@ -61,6 +63,8 @@ class _Run:
         self._pools: dict[str, KVPool] = {}
         self._nbytes: dict[str, float] = {}
         self._chosen: dict[str, Trial] = {}
+        self._nearest: dict[str, Trial] = {}
+        self._nearly: Goal | None = None  # what takes the place of a goal that no size meets
         self._proofs: dict[str, Proof] = {}
         self._curves: list[PolicyCurve] = []
         self._complete = True
@@ -78,6 +82,7 @@ class _Run:
         try:
             if plan.num_engines is None:
                 self._settle_engines()
+                self._try_fewer_engines()
             distances = StackDistances.of(self._share)
             for dtype in plan.kv_dtypes:
                 self._search(dtype, distances)
@@ -90,7 +95,8 @@ class _Run:
         plan, first = self._plan, self._plan.kv_dtypes[0]
         chosen = self._chosen.get(first)
         infinite = infinite_hit_tokens(self._share.requests, self._share.block_size).rate
-        config = None if chosen is None else chosen.size.config(chosen.policy)
+        answer = chosen or self._nearest.get(first)
+        config = None if answer is None else answer.size.config(answer.policy)
         mine = [trial for trial in self._trials if trial.kv_dtype == first]
         return Sizing(
             plan=plan,
@@ -98,13 +104,14 @@ class _Run:
             share=self._share,
             engines=self._engines,
             pools=self._pools,
-            curve=Curve.of(distances),
+            curve=Curve.of(distances, self._pools[first].num_tokens),
             policy_curves=self._curves,
             infinite_hit_rate=infinite,
             nbytes_per_token=self._nbytes,
             guesses=self._guesses,
             trials=self._trials,
             chosen=self._chosen,
+            nearest=self._nearest,
             proofs=self._proofs,
             limit=limit_in_words(plan.goal, mine, chosen, infinite),
             yaml=None if config is None else minimal_yaml(config),
@@ -130,10 +137,26 @@ class _Run:
             found = self._replay(plan.machine, Size(0, 0), plan.policies[0])
             self._alone = found
             keeps_up = found.keeps_up or plan.arrivals.concurrency is not None
-            self._engines.append(EngineTry(num, keeps_up, found.load, found.ttft.p90))
+            self._engines.append(EngineTry(num, Size(0, 0), keeps_up, found.load, found.ttft.p90))
             if keeps_up or num == most:
                 return
             num = min(most, max(num + 1, math.ceil(0.9 * num * found.load)))
+
+    def _try_fewer_engines(self) -> None:
+        """Replay one engine fewer with all that is reused in DRAM: do tiers spare an engine?"""
+        plan, (num, share) = self._plan, (self._num_engines, self._share)
+        if num == 1 or not self._engines[-1].keeps_up or self._time_is_up():
+            return
+        self._num_engines, self._share = num - 1, busiest_share(plan.trace, num - 1)
+        try:
+            working_set = StackDistances.of(self._share).working_set_tokens
+            every = candidates(working_set * self._nbytes[plan.kv_dtypes[0]])[-1]
+            found = self._replay(plan.machine, every, plan.policies[0])
+            rest = found.keeps_up, found.load, found.ttft.p90
+            self._engines.append(EngineTry(num - 1, every, *rest))
+        finally:
+            self._num_engines, self._share = num, share
+            self._longest_seconds = 0.0
 
     # -- one data type ----------------------------------------------------------------
 
@@ -168,8 +191,15 @@ class _Run:
                 while undecided and meets(undecided[0]) is not None:
                     del undecided[0]
                 return
+            # What lies between both is decided by replays.
             undecided = []
-            if met or frontier.best is not None:  # else not even the ceiling does
+            if frontier.best is None:  # not even the ceiling does
+                self._settle_for_less(dtype)
+                frontier = Frontier(costs, frontier.ranks)
+                for trial in self._trials:
+                    if trial.kv_dtype == dtype:
+                        frontier.told(trial.size, self._will_do(trial))
+            if frontier.best is not None:
                 try:
                     frontier.search(meets)
                 finally:
@@ -190,16 +220,39 @@ class _Run:
             for size in candidates(distances.working_set_tokens * per_token)
         ]
 
+    def _settle_for_less(self, dtype: str) -> None:
+        """Set a goal that can be met: most of what the largest tiers bring."""
+        bare, ceiling = (t.replay for t in self._trials if t.kv_dtype == dtype)
+        if self._nearly is not None and self._reaches(self._nearly, ceiling):
+            return  # the same as for the data type before
+        if self._plan.goal.kind is GoalKind.HIT_RATE:
+            before, after = bare.tokens.hit_rate, ceiling.tokens.hit_rate
+            gained = after - before > _WORTHWHILE * after
+        else:
+            before, after = bare.ttft.p90 or 0.0, ceiling.ttft.p90 or 0.0
+            gained = before - after > _WORTHWHILE * before
+        value = before + _NEARLY * (after - before)
+        self._nearly = Goal(self._plan.goal.kind, value) if gained else None
+
+    def _will_do(self, trial: Trial) -> bool:
+        """Whether a trial meets the goal, or what took its place."""
+        return trial.met or (self._nearly is not None and self._reaches(self._nearly, trial.replay))
+
+    def _reaches(self, goal: Goal, found: Replay) -> bool:
+        return goal.met(found.ttft.p90, found.tokens.hit_rate, None)
+
     def _choose(self, dtype: str, costs: dict[Size, float], undecided: list[Size]) -> None:
-        """Choose among what met the goal, and note why."""
+        """Choose among what met the goal, or else comes close; note why."""
+        by_money = self._plan.goal.kind is GoalKind.COST
         mine = [trial for trial in self._trials if trial.kv_dtype == dtype]
         met = [trial for trial in mine if trial.met]
-        if met and self._plan.goal.kind is GoalKind.COST:
-            self._chosen[dtype] = min(met, key=_ttft_p90)
-        elif met:
-            self._chosen[dtype] = min(met, key=lambda t: (t.cost, _ttft_p90(t)))
-        bound = self._chosen[dtype].cost if met else math.inf
-        if self._plan.goal.kind is GoalKind.COST:
+        close = met or [trial for trial in mine if self._will_do(trial)]
+        bound = math.inf
+        if close:
+            best = min(close, key=lambda t: (0.0 if by_money else t.cost, _ttft_p90(t)))
+            (self._chosen if met else self._nearest)[dtype] = best
+            bound = best.cost
+        if by_money:
             bound = self._plan.goal.value
         left = set(costs) - {trial.size for trial in mine} - set(undecided)
         dearer = sum(costs[size] >= bound for size in left)
@@ -217,7 +270,7 @@ class _Run:
         """Play every replacement rule on the trace; replay those that hit clearly more than the
         search's own, on the first data type's choice."""
         plan, dtype = self._plan, self._plan.kv_dtypes[0]
-        chosen = self._chosen.get(dtype)
+        chosen = self._chosen.get(dtype) or self._nearest.get(dtype)
         if len(plan.policies) < 2:
             return
         most = max(distances.working_set_tokens, distances.block_size)
@@ -236,12 +289,15 @@ class _Run:
         for policy in sorted(hits, key=hits.__getitem__, reverse=True):
             if hits[policy] <= _CLEARLY_MORE * hits[plan.policies[0]]:
                 return
-            met = self._try(f"policy {policy}", machine, chosen.size, chosen.guess, policy)
-            if met is None:
+            done = self._try(f"policy {policy}", machine, chosen.size, chosen.guess, policy)
+            if done is None:
                 return
-            trial = self._trials[-1]
-            if met and trial.policy == policy and _ttft_p90(trial) < _ttft_p90(chosen):
-                self._chosen[dtype] = trial
+            trial, met = self._trials[-1], self._trials[-1].met
+            if trial.policy == policy and _ttft_p90(trial) < _ttft_p90(chosen):
+                if met:
+                    self._chosen[dtype] = trial
+                elif dtype in self._nearest:
+                    self._nearest[dtype] = trial
             return  # the best one is enough
 
     # -- one replay -------------------------------------------------------------------
@@ -254,7 +310,7 @@ class _Run:
         guess: Guess,
         policy: str | None = None,
     ) -> bool | None:
-        """Replay a size; returns whether it meets the goal, None where the time is up."""
+        """Replay a size; returns whether it will do, None where the time is up."""
         plan, found, rule = self._plan, self._alone, policy or self._plan.policies[0]
         if found is None or size.dram_nbytes or machine.kv_dtype != plan.kv_dtypes[0]:
             if self._trials and self._time_is_up():
@@ -270,8 +326,9 @@ class _Run:
         met = plan.goal.met(found.ttft.p90, found.tokens.hit_rate, bare)
         if plan.goal.kind is GoalKind.COST:
             met = cost <= plan.goal.value
-        self._trials.append(Trial(role, machine.kv_dtype, rule, size, cost, guess, found, met))
-        return met
+        trial = Trial(role, machine.kv_dtype, rule, size, cost, guess, found, met)
+        self._trials.append(trial)
+        return self._will_do(trial)
 
     def _time_is_up(self) -> bool:
         """Whether there is no time for another replay; notes it."""

@@ -24,29 +24,20 @@ def trial_rows(sizing: Sizing) -> list[tuple[str, ...]]:
 
 def sentences(sizing: Sizing) -> list[str]:
     """Return the answer in words."""
-    plan, first = sizing.plan, sizing.plan.kv_dtypes[0]
-    said = [*_engines(sizing), f"Goal: {plan.goal}."]
-    chosen = sizing.chosen.get(first)
-    if chosen is None:
-        said.append("No size that was replayed meets it.")
-    else:
-        kind = "Best found" if plan.goal.kind is GoalKind.COST else "Cheapest found"
-        each = " for each engine" if sizing.num_engines > 1 else ""
-        rule = "" if chosen.policy == plan.policies[0] else f" with the rule {chosen.policy}"
-        ttft = _seconds(chosen.replay.ttft.p90)
-        said.append(f"{kind}: {chosen.size}{each}{rule} ({ttft} p90 TTFT).")
+    plan = sizing.plan
+    said = [*_engines(sizing), f"Goal: {plan.goal}.", _answer(sizing)]
     said.append(f"What binds: {sizing.limit}.")
     said += _knee(sizing)
     for dtype, proof in sizing.proofs.items():
         said.append(_proof(dtype, proof, plan.goal.kind is GoalKind.COST))
     said += _surprises(sizing)
-    if sizing.interrupted:
-        said.append("It was interrupted: sizes that were not replayed may be cheaper.")
-    elif not sizing.complete:
-        said.append(
-            "It was stopped early, for the time was up (--max-seconds): sizes that were not "
-            "replayed may be cheaper."
+    if not sizing.complete:
+        why = "It was interrupted" if sizing.interrupted else "The time was up (--max-seconds)"
+        decided = len(sizing.proofs) == len(plan.kv_dtypes) and not any(
+            proof.undecided for proof in sizing.proofs.values()
         )
+        what = "the replacement rules" if decided else "all sizes"
+        said.append(f"{why} before {what} were compared: others may be better.")
     return said
 
 
@@ -61,7 +52,7 @@ def dtype_rows(sizing: Sizing) -> list[tuple[str, ...]]:
         return lambda dtype: None if (found := sizing.bare(dtype)) is None else show(found)
 
     def chosen(show: Callable[[Trial], str]) -> Callable[[str], str | None]:
-        return lambda dtype: None if (it := sizing.chosen.get(dtype)) is None else show(it)
+        return lambda dtype: None if (it := sizing.answer(dtype)) is None else show(it)
 
     def gib(num_tokens: float) -> Callable[[str], str]:
         return lambda dtype: f"{num_tokens * sizing.nbytes_per_token[dtype] / _GIB:,.0f} GiB"
@@ -78,6 +69,7 @@ def dtype_rows(sizing: Sizing) -> list[tuple[str, ...]]:
         of("output tokens/s without tiers", bare(lambda t: _count(t.replay))),
         of("hit rate without tiers", bare(lambda t: f"{t.replay.tokens.hit_rate:.1%}")),
         of("needed", chosen(lambda t: str(t.size))),
+        of("the goal", chosen(lambda t: "met" if t.met else "not met")),
     ]
     if many:
         rows.append(of(f"of {sizing.num_engines} engines", chosen(lambda t: _all(t, sizing))))
@@ -112,9 +104,35 @@ def curve_rows(sizing: Sizing) -> list[tuple[str, ...]]:
     return rows
 
 
+def _answer(sizing: Sizing) -> str:
+    plan, first = sizing.plan, sizing.plan.kv_dtypes[0]
+    answer, bare = sizing.answer(first), sizing.bare(first)
+    if answer is None:
+        if len(sizing.trials) > 1 and bare is not None:
+            now, best = _seconds(bare.replay.ttft.p90), _seconds(sizing.trials[1].replay.ttft.p90)
+            return f"No size meets it: the largest tiers change p90 TTFT from {now} to {best}."
+        return "No size that was replayed meets it."
+    each = " for each engine" if sizing.num_engines > 1 else ""
+    rule = "" if answer.policy == plan.policies[0] else f" with the rule {answer.policy}"
+    found = answer.replay
+    reached = f"p90 TTFT {_seconds(found.ttft.p90)}"
+    if bare is not None and bare.replay.ttft.p90 and found.ttft.p90:
+        times, before = found.ttft.p90 / bare.replay.ttft.p90, _seconds(bare.replay.ttft.p90)
+        reached += f", {times:.2f} of {before} without tiers"
+    reached += f"; hit rate {found.tokens.hit_rate:.1%}"
+    if first in sizing.chosen:
+        kind = "Best found" if plan.goal.kind is GoalKind.COST else "Cheapest found"
+        return f"{kind}: {answer.size}{each}{rule} ({reached})."
+    return (
+        f"No size meets it. The cheapest that brings nine tenths of what tiers can bring: "
+        f"{answer.size}{each}{rule} ({reached})."
+    )
+
+
 def _engines(sizing: Sizing) -> Iterator[str]:
     """Yield who serves the trace."""
-    for before in sizing.engines:
+    bare = [it for it in sizing.engines if not it.size.dram_nbytes]
+    for before in bare:
         if not before.keeps_up:
             yield (
                 f"{_number(before.num_engines)} without tiers falls behind: serving takes "
@@ -123,14 +141,25 @@ def _engines(sizing: Sizing) -> Iterator[str]:
             )
     if sizing.num_engines > 1:
         fewest = ""
-        if sizing.engines:
-            kept = sizing.engines[-1].keeps_up
-            fewest = ", the fewest that keep up without tiers" if kept else ""
+        if bare:
+            fewest = ", the fewest that keep up without tiers" if bare[-1].keeps_up else ""
         yield (
             f"Sized for {sizing.num_engines} engines that share the trace{fewest}; that with the "
             f"most prompt tokens was replayed: {sizing.num_requests:,} of "
             f"{len(sizing.plan.trace.requests):,} requests. --replicas N for another number."
         )
+    for less in sizing.engines:
+        if less.size.dram_nbytes:
+            kept = "keep up" if less.keeps_up else "do not keep up either"
+            yield (
+                f"With all that is reused in DRAM, {less.num_engines} {kept}: p90 TTFT is "
+                f"{_seconds(less.ttft_p90)}"
+                + (
+                    f". Tiers spare an engine: --replicas {less.num_engines} sizes for fewer."
+                    if less.keeps_up
+                    else "."
+                )
+            )
 
 
 def _knee(sizing: Sizing) -> Iterator[str]:

@@ -86,7 +86,7 @@ class StackDistances:
         return int(self.distances.max(initial=0)) * self.block_size
 
 
-def knee(capacities: Sequence[float], rates: Sequence[float]) -> float:
+def knee(capacities: Sequence[float], rates: Sequence[float], above: float = 0.0) -> float:
     """Return the capacity beyond which a further byte hits less than one did on average.
 
     The point of the curve that lies furthest above the straight line from nothing to the smallest
@@ -98,15 +98,17 @@ def knee(capacities: Sequence[float], rates: Sequence[float]) -> float:
 
     Args:
         capacities: ascending, above 0. rates: not descending.
+        above: a capacity that there is in any case, from which the line begins.
     """
-    x = np.concatenate(([0.0], np.asarray(capacities, np.float64)))
-    y = np.concatenate(([0.0], np.asarray(rates, np.float64)))
-    if y[-1] <= 0:
-        return float(capacities[0])
+    x, y = np.asarray(capacities, np.float64), np.asarray(rates, np.float64)
+    first = float(np.interp(above, x, y, left=0.0))
+    if y[-1] <= first:  # nothing is left to be hit
+        return float(x[min(int(np.searchsorted(x, above)), len(x) - 1)])
+    x, y = x[x > above] - above, y[x > above] - first
     end = int(np.searchsorted(y, 0.95 * y[-1]))
-    above = y[: end + 1] / y[end] - x[: end + 1] / x[end]
-    above[0] = -1.0  # no cache at all is no answer
-    return float(x[end - int(np.argmax(above[::-1] > above.max() - 1e-9))])
+    height = y[: end + 1] / y[end] - x[: end + 1] / x[end]
+    best = end - int(np.argmax(height[::-1] > height.max() - 1e-9))
+    return float(x[best] + above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Curve:
 
     Attributes:
         tokens: of the caches, ascending. rates: shares of the prompt tokens.
-        knee_tokens: beyond which a further byte hits less than average.
+        knee_tokens: beyond which a further byte hits less than average; beyond HBM.
     """
 
     tokens: tuple[float, ...]
@@ -124,12 +126,17 @@ class Curve:
     working_set_tokens: int
 
     @classmethod
-    def of(cls, distances: StackDistances) -> Curve:
+    def of(cls, distances: StackDistances, hbm_tokens: float) -> Curve:
         """Return the curve of a trace, up to twice what it ever uses again."""
         most = max(distances.block_size * 4, distances.working_set_tokens * 2)
         tokens = [most / 2 ** (number / 2) for number in range(28, -1, -1)]
         rates = distances.hit_rates(tokens)
-        return cls(tuple(tokens), tuple(rates), knee(tokens, rates), distances.working_set_tokens)
+        return cls(
+            tuple(tokens),
+            tuple(rates),
+            knee(tokens, rates, hbm_tokens),
+            distances.working_set_tokens,
+        )
 
 
 def _tokens(request: TraceRequest, num_blocks: int, size: int) -> list[int]:

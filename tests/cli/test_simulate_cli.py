@@ -97,7 +97,7 @@ def test_size_answers_and_writes_the_configuration(tmp_path):
         *("--out", str(out), "--write-config", str(yaml)),
     )
     assert result.exit_code == 0
-    for word in ("Cheapest found", "What binds", "Knee", "With the KV cache in fp8", "kind: dram"):
+    for word in ("Cheapest found", "What binds", "Knee", "data type of the KV cache", "kind: dram"):
         assert word in result.stdout
     assert {"size-documents.json", "size-documents.html"} <= {path.name for path in out.iterdir()}
     assert run("config", "check", str(yaml)).exit_code == 0
@@ -106,7 +106,8 @@ def test_size_answers_and_writes_the_configuration(tmp_path):
 def test_size_exits_with_1_where_no_size_meets_the_goal():
     result = run("size", *ENGINE, *CHAT, "--goal", "hit-rate=1", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["yaml"] is None
+    found = json.loads(result.stdout)
+    assert (found["goal_met"], found["chosen"]) == (False, {})
 
 
 @pytest.mark.parametrize(
