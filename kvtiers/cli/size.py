@@ -25,6 +25,7 @@ from kvtiers.model.errors import ConfigError
 if TYPE_CHECKING:
     from kvtiers.simulate.sizing import Sizing, SizingPlan
 
+_MOST_PRICE: Final = 1e12
 _POLICIES: Final = ("lru", "arc", "s3-fifo", "w-tinylfu", "cost")  # adaptive follows the best
 
 NOT_MET: Final = 1
@@ -116,7 +117,7 @@ def _prices(texts: Any) -> Any:
             values[name] = float(value)
         except ValueError:
             values[name] = -1.0
-        if name not in ("dram", "nvme") or not 0 <= values[name] < float("inf"):
+        if name not in ("dram", "nvme") or not 0 <= values[name] <= _MOST_PRICE:
             raise ConfigError(f"--price: {text!r} is no price; write dram=4 or nvme=0.1")
     return Prices(**values)
 

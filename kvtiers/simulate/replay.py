@@ -12,6 +12,7 @@ from typing import Any, Final
 from kvtiers.cost.links import write_link
 from kvtiers.cost.prefill import PrefillModel
 from kvtiers.engines.reference.engine import Engine
+from kvtiers.engines.reference.modelled_runner import ModelledRunner
 from kvtiers.engines.reference.report import Served, StepReport
 from kvtiers.engines.reference.requests import NewRequest
 from kvtiers.engines.reference.settings import EngineSettings
@@ -26,6 +27,7 @@ from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hit_tokens
 DAY_SECONDS: Final = 86_400.0
 _LATE: Final = 16  # requests that may wait when the last one comes, of an engine that keeps up
 _LATE_SHARE: Final = 0.01  # or so many of all
+_LATE_LOAD: Final = 1.02  # or as long as they were served this soon
 
 Progress = Callable[[int, int], None]
 """Told how many requests have ended, and how many there are."""
@@ -72,7 +74,8 @@ class Replay:
         num_reloaded_tokens: brought from below HBM, over all admissions: recompute avoided.
         num_recomputed_tokens: computed once more after a preemption: recompute caused.
         saved_seconds: of prefill, that the hits of the first admissions spared, predicted.
-        written_nbytes: store to bytes. written_nbytes_per_day: at that rate.
+        written_nbytes: store to bytes, on all its devices.
+        written_nbytes_per_device_day: at that rate, on each of them.
         dropped: reason to blocks that were not offloaded. failed: outcome to blocks.
         advice: what to do where the engine thrashed.
         ignored: options of the configuration that a replay does not model.
@@ -106,7 +109,7 @@ class Replay:
     num_preemptions: int
     num_swaps: int
     written_nbytes: Mapping[str, int]
-    written_nbytes_per_day: Mapping[str, float]
+    written_nbytes_per_device_day: Mapping[str, float]
     dropped: Mapping[str, int]
     failed: Mapping[str, int]
     advice: Sequence[str]
@@ -117,8 +120,10 @@ class Replay:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether requests came no faster than they were served: hardly any waited at the end."""
-        return self.complete and self.num_late <= max(_LATE, _LATE_SHARE * self.num_requests)
+        """Whether requests came no faster than they were served: hardly any waited at the end, or
+        all were served soon after."""
+        few = self.num_late <= max(_LATE, _LATE_SHARE * self.num_requests)
+        return self.complete and (few or self.load <= _LATE_LOAD)
 
     @property
     def load(self) -> float:
@@ -250,6 +255,8 @@ class _Drive:
     def _look(self, report: StepReport) -> None:
         gauges, connector = report.gauges, self._engine.runner.connector
         usage = {} if connector is None else connector.controller.usage()
+        if isinstance(self._engine.runner, ModelledRunner):
+            usage |= self._engine.runner.shared_usage
         self._timeline.add(
             self._engine.now,
             gauges.kv_use,
@@ -302,7 +309,10 @@ class _Drive:
             num_preemptions=gauges.num_preemptions - self._preempted_then[0],
             num_swaps=gauges.num_swaps - self._preempted_then[1],
             written_nbytes=written,
-            written_nbytes_per_day={n: b / seconds * DAY_SECONDS for n, b in written.items()},
+            written_nbytes_per_device_day={
+                tier.name: written[tier.name] / seconds * DAY_SECONDS / _num_devices(tier)
+                for tier in (plan.config.stores if plan.config else ())
+            },
             dropped=_labelled(counted, OFFLOADS_DROPPED),
             failed=_labelled(counted, BLOCKS_FAILED),
             advice=tuple(self._advice),
@@ -351,6 +361,11 @@ class _Drive:
 def _ignored(config: Config | None) -> tuple[str, ...]:
     split = config is not None and config.reload.layer_ranges > 1
     return ("reload.layer_ranges",) if split else ()
+
+
+def _num_devices(tier: Any) -> int:
+    """Return over how many disks a store is spread: one a path."""
+    return max(1, len(getattr(tier, "paths", ())))
 
 
 def tier_name(tier: Any) -> str:

@@ -50,12 +50,15 @@ def rows(replays: Sequence[Replay]) -> list[Row]:
         ("prefill saved", lambda r: r.saved_seconds, _seconds),
         ("preemptions", lambda r: r.num_preemptions, _count),
         ("of these swaps", lambda r: r.num_swaps, _count),
-        ("tokens reloaded", lambda r: r.num_reloaded_tokens, _count),
-        ("tokens recomputed", lambda r: r.num_recomputed_tokens, _count),
+        ("recompute avoided, tokens", lambda r: r.num_reloaded_tokens, _count),
+        ("recompute caused, tokens", lambda r: r.num_recomputed_tokens, _count),
     ]
     found += [_row(name, replays, get, show) for name, get, show in plain]
     stores = list(dict.fromkeys(name for replay in replays for name in replay.written_nbytes))
-    found += [_row(f"written to {name} a day", replays, _written(name), _size) for name in stores]
+    found += [
+        _row(f"written to {name}, a device and day", replays, _written(name), _size)
+        for name in stores
+    ]
     return found
 
 
@@ -209,7 +212,7 @@ def _hits(tier: str) -> Callable[[Replay], float | None]:
 
 
 def _written(store: str) -> Callable[[Replay], float | None]:
-    return lambda replay: replay.written_nbytes_per_day.get(store)
+    return lambda replay: replay.written_nbytes_per_device_day.get(store)
 
 
 def _seconds(value: float) -> str:

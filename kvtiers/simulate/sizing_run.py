@@ -24,6 +24,7 @@ from kvtiers.simulate.stack import Curve, StackDistances
 from kvtiers.simulate.trace import infinite_hit_tokens
 
 _MOST_ENGINES: Final = 1024
+_MOST_NUMBERS: Final = 8  # of engines that are tried
 _NUM_PLAYED: Final = 5  # capacities at which replacement rules are compared
 _CLEARLY_MORE: Final = 1.02  # hits, for which another replacement rule is worth a replay
 
@@ -138,7 +139,7 @@ class _Run:
             self._alone = found
             keeps_up = found.keeps_up or plan.arrivals.concurrency is not None
             self._engines.append(EngineTry(num, Size(0, 0), keeps_up, found.load, found.ttft.p90))
-            if keeps_up or num == most:
+            if keeps_up or num == most or len(self._engines) == _MOST_NUMBERS:
                 return
             num = min(most, max(num + 1, math.ceil(0.9 * num * found.load)))
 
@@ -174,6 +175,7 @@ class _Run:
         within = largest([size for size, cost in costs.items() if cost <= plan.goal.value])
         within.sort(key=lambda size: of[size].ttft_p90)
         undecided: list[Size] = []
+        before, self._nearly = self._nearly, None
 
         def meets(size: Size) -> bool | None:
             return self._try("undecided until then", machine, size, of[size])
@@ -194,7 +196,7 @@ class _Run:
             # What lies between both is decided by replays.
             undecided = []
             if frontier.best is None:  # not even the ceiling does
-                self._settle_for_less(dtype)
+                self._settle_for_less(dtype, before)
                 frontier = Frontier(costs, frontier.ranks)
                 for trial in self._trials:
                     if trial.kv_dtype == dtype:
@@ -220,11 +222,16 @@ class _Run:
             for size in candidates(distances.working_set_tokens * per_token)
         ]
 
-    def _settle_for_less(self, dtype: str) -> None:
-        """Set a goal that can be met: most of what the largest tiers bring."""
+    def _settle_for_less(self, dtype: str, earlier: Goal | None) -> None:
+        """Set a goal that can be met: most of what the largest tiers bring.
+
+        Args:
+            earlier: of the data type before; the same one, if it can be, lets both be compared.
+        """
         bare, ceiling = (t.replay for t in self._trials if t.kv_dtype == dtype)
-        if self._nearly is not None and self._reaches(self._nearly, ceiling):
-            return  # the same as for the data type before
+        if earlier is not None and self._reaches(earlier, ceiling):
+            self._nearly = earlier
+            return
         if self._plan.goal.kind is GoalKind.HIT_RATE:
             before, after = bare.tokens.hit_rate, ceiling.tokens.hit_rate
             gained = after - before > _WORTHWHILE * after
@@ -254,7 +261,9 @@ class _Run:
             bound = best.cost
         if by_money:
             bound = self._plan.goal.value
-        left = set(costs) - {trial.size for trial in mine} - set(undecided)
+        tried = {trial.size for trial in mine}
+        undecided = sorted(set(undecided) - tried, key=costs.__getitem__)
+        left = set(costs) - tried - set(undecided)
         dearer = sum(costs[size] >= bound for size in left)
         self._proofs[dtype] = Proof(
             len(costs),

@@ -221,7 +221,7 @@ def _rate(sizing: Sizing, num_tokens: float) -> float:
 
 def _row(trial: Trial) -> tuple[str, ...]:
     found = trial.replay
-    written = found.written_nbytes_per_day.get("nvme")
+    written = found.written_nbytes_per_device_day.get("nvme")
     return (
         trial.kv_dtype,
         str(trial.size),

@@ -80,7 +80,7 @@ def test_knee_is_where_the_curve_flattens():
 def test_knee_of_an_s_shaped_curve_is_its_shoulder(shoulder):
     """On a logarithmic scale; behind the shoulder comes a long tail that hardly hits more."""
     capacities = [2.0 ** (n / 2) for n in range(40)]
-    rates = [0.9 / (1 + (shoulder / c) ** 4) + 0.1 * c / capacities[-1] for c in capacities]
+    rates = [0.96 / (1 + (shoulder / c) ** 4) + 0.04 * c / capacities[-1] for c in capacities]
     assert shoulder < knee(capacities, rates) < 2.5 * shoulder
 
 
