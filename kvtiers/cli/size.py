@@ -146,6 +146,11 @@ def _write(sizing: Sizing, output: Path | None, write_config: Path | None) -> No
         except OSError as error:
             raise ConfigError(f"{write_config}: cannot be written ({error.strerror})") from error
         typer.echo(f"wrote {write_config}", err=True)
+    elif write_config is not None:
+        why = "it is met without tiers" if met else "no size meets it"
+        typer.echo(
+            f"{write_config} was not written: there is no YAML for the goal, {why}", err=True
+        )
     if output is None:
         return
     written, missing = write_sizing(sizing, output, f"size-{sizing.plan.trace.name}".lower())

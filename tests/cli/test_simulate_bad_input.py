@@ -143,7 +143,7 @@ def test_a_rate_without_sense_is_refused(rate):
 
 @pytest.mark.parametrize("num", ["0", "99"])
 def test_engines_without_requests_are_refused(trace, num):
-    says = "99 engines share 3 requests" if num == "99" else "0 is not in the range"
+    says = "99 engines share 3 requests" if num == "99" else "--replicas"
     for verb in ("simulate", "size"):
         refused(verb, *ENGINE, "--trace", trace, "--replicas", num, says=says)
 
