@@ -78,24 +78,26 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         machine = options.machine_plan(
             options.engine_values(device, knobs), medium or (), preemption
         )
-        share = busiest_share(found, replicas)
-        shared: dict[str, Any] = {"trace": share, "machine": machine, "warmup": warmup}
+        shared: dict[str, Any] = {"machine": machine, "warmup": warmup}
+        shared["trace"] = busiest_share(found, replicas)
         shared |= {"arrivals": ArrivalPlan(speed, concurrency), "max_seconds": max_seconds}
         named = _configs([*([config] if config else []), *(compare or ()), *(more or ())])
         plans = [ReplayPlan(**shared, label=label, config=it) for label, it in named]
         replays = _run(plans, as_json)
         if output is not None:
             _write(replays, output, found.name)
+    _tell(replays, as_json, replicas)
+
+
+def _tell(replays: list[Replay], as_json: bool, num_engines: int) -> None:
+    """Print the numbers; exits with `INTERRUPTED` where there could be more."""
     if as_json:
         from kvtiers.simulate.report import plain
 
         echo_json(plain(replays))
     else:
-        if replicas > 1:
-            typer.echo(
-                f"One of {replicas} engines that share the trace, that with the most prompt "
-                f"tokens: {len(share.requests):,} of {len(found.requests):,} requests."
-            )
+        if num_engines > 1:
+            typer.echo(f"One of {num_engines} engines, that with the most prompt tokens:")
         show(replays)
     if replays[-1].interrupted:
         raise typer.Exit(INTERRUPTED)
