@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +13,31 @@ from kvtiers.control.controller import Controller
 from kvtiers.cost.links import LinkSeed
 from kvtiers.model.keys import BlockKey, unpack_keys
 from kvtiers.model.messages import Presence
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """What a reload takes beside its links and the steps around it, as measured on an engine.
+
+    Attributes:
+        plan_seconds: of the scheduler, for each reload that it begins.
+        idle_seconds: of a step around its tokens, where it begins reloads and computes none; a
+            step that computes has that in its own time.
+        notice_seconds: between the end of a reload's last copy and its answer, unless the step
+            itself waits for it.
+    """
+
+    plan_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    notice_seconds: float = 0.0
+
+    def before_step(self, num_loads: int, *, computes: bool) -> float:
+        """Return what passes before a step's orders go out, because of the reloads among them."""
+        idle = 0.0 if computes or not num_loads else self.idle_seconds
+        return idle + num_loads * self.plan_seconds
+
+
+NO_HAND_OVER: Final = HandOver()
 
 
 class ModelledLink:
