@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvtiers.control.policy import POLICIES, make_policy
-from kvtiers.control.tier import Tier
 from kvtiers.model.keys import BlockKey, block_key
+from kvtiers.simulate.policy_curves import tier_hits
 from kvtiers.simulate.trace import infinite_hit_tokens, load_trace
 
 RESULTS = Path(__file__).parent / "results"
@@ -57,28 +57,9 @@ def _spread(idx: int) -> bytes:
     return (idx * 0x9E3779B97F4A7C15 % 2**128).to_bytes(16, "little")
 
 
-def tier_hits(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator[int]:
-    """Yield the leading blocks of each prompt that a tier has; then it takes in the others."""
-    tier = Tier("dram", capacity, make_policy(name, capacity))
-    for _, blocks in prompts:
-        entries = []
-        for key in blocks:
-            entry = tier.get(key)
-            if entry is None:
-                break
-            entries.append(entry)
-        yield len(entries)
-        tier.touch(reversed(entries))
-        parent = blocks[len(entries) - 1] if entries else None
-        for position in range(len(entries), len(blocks)):
-            new = tier.get(blocks[position]) or tier.reserve(blocks[position], parent)
-            if new is None:
-                break
-            if new.slot >= 0 and new.residence.value == "reserved":
-                new.position = position
-                tier.commit(new)
-            parent = blocks[position]
-        tier.take_left()
+def in_a_tier(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator[int]:
+    """Yield the leading blocks of each prompt that the real tier has."""
+    return tier_hits([blocks for _, blocks in prompts], name, capacity)
 
 
 def plain_hits(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator[int]:
@@ -176,7 +157,7 @@ def main() -> None:
                     if name not in (arguments.policy or (name,)):
                         continue
                     hits: Callable[[Sequence[Prompt], str, int], Iterator[int]]
-                    hits = tier_hits if way == "tier" else plain_hits
+                    hits = in_a_tier if way == "tier" else plain_hits
                     hits = belady_hits if name == "belady" else hits
                     found = rate(prompts, hits(prompts, name, capacity))
                     print(f"{trace} @ {capacity}: {way} {name} {found:.4f}", flush=True)

@@ -102,6 +102,10 @@ void bind_cuda(nb::module_ &module) {
              nb::call_guard<nb::gil_scoped_release>(),
              "Seconds that a batch took behind its marker; None while it runs. Being over consumes\n"
              "it; so does CudaError. Raises IndexError.")
+        .def("hold", &DeviceCopier::hold, nb::arg("ticket"), nb::arg("stream"),
+             nb::call_guard<nb::gil_scoped_release>(),
+             "Let an engine's stream wait for a batch; False where it is captured and cannot.\n"
+             "Raises IndexError for a ticket never issued, CudaError.")
         .def("wait", &DeviceCopier::wait, nb::arg("ticket"),
              nb::call_guard<nb::gil_scoped_release>(), "Block until a batch is over.")
         .def("close", &DeviceCopier::close, nb::call_guard<nb::gil_scoped_release>(),

@@ -179,6 +179,7 @@ std::int64_t DeviceCopier::submit(Direction direction, std::int64_t group,
         throw;
     }
     spare_.pop_back();
+    const std::lock_guard<std::mutex> guard(tickets_mutex_);
     pending_[++submitted_] = span;
     return submitted_;
 }
@@ -214,16 +215,37 @@ std::optional<double> DeviceCopier::done(std::int64_t ticket) {
         throw std::out_of_range("ticket " + std::to_string(ticket) + " is not pending");
     const Span span = found->second;
     if (span.over == nullptr) {  // closed, which waited for it
+        const std::lock_guard<std::mutex> guard(tickets_mutex_);
         pending_.erase(found);
         return 0;
     }
     const Current current(*driver_, device_);
     const Result result = (*driver_)().event_query(span.over);
     if (result == kNotReady) return std::nullopt;
-    pending_.erase(found);
+    {
+        const std::lock_guard<std::mutex> guard(tickets_mutex_);
+        pending_.erase(found);
+    }
     spare_.push_back(span);
     driver_->check("cuEventQuery", result);
     return seconds(span);
+}
+
+// A wait keeps what the event was when it was queued, so that the event may serve again.
+bool DeviceCopier::hold(std::int64_t ticket, std::uintptr_t stream) {
+    const Driver &driver = *driver_;
+    const std::lock_guard<std::mutex> guard(tickets_mutex_);
+    if (ticket < 1 || ticket > submitted_)
+        throw std::out_of_range("ticket " + std::to_string(ticket) + " was never issued");
+    const auto found = pending_.find(ticket);
+    if (found == pending_.end() || found->second.over == nullptr) return true;
+    const Current current(*driver_, device_);
+    const auto engine = reinterpret_cast<Stream>(stream);
+    int capturing = 0;
+    driver.check("cuStreamIsCapturing", driver().stream_is_capturing(engine, &capturing));
+    if (capturing != 0) return false;
+    driver.check("cuStreamWaitEvent", driver().stream_wait(engine, found->second.over, 0));
+    return true;
 }
 
 void DeviceCopier::wait(std::int64_t ticket) {
@@ -279,10 +301,13 @@ void DeviceCopier::release() {
     for (const Layout &layout : layouts_)
         if (layout.pieces != 0) calls.free(layout.pieces);
     layouts_.clear();
-    for (auto &[ticket, span] : pending_) {
-        drop(span.begun);
-        drop(span.over);
-        span = Span{};
+    {
+        const std::lock_guard<std::mutex> guard(tickets_mutex_);
+        for (auto &[ticket, span] : pending_) {
+            drop(span.begun);
+            drop(span.over);
+            span = Span{};
+        }
     }
     for (const Span &span : spare_) {
         drop(span.begun);

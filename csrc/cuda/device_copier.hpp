@@ -38,7 +38,7 @@ inline std::int64_t round_up(std::int64_t nbytes, std::int64_t multiple) {
 
 // Each direction has two streams: one for the copy engines, one for kernels. Batches of one
 // direction keep their order; a batch is over when the event behind its last piece is. `submit`,
-// `done`, `wait` and `close` belong to one thread, `mark` may be called from another.
+// `done`, `wait` and `close` belong to one thread, `mark` and `hold` may be called from another.
 class DeviceCopier {
   public:
     // kernels: the fatbin, empty where there is none: then every route is dma.
@@ -66,6 +66,11 @@ class DeviceCopier {
     // in seconds; nothing while it runs. Being over consumes it, as Error does: it has failed.
     // Throws std::out_of_range if it is not pending.
     std::optional<double> done(std::int64_t ticket);
+
+    // Lets what is queued on a stream of the engine from now on wait for a batch.
+    // Returns false where it cannot, since that stream is captured: a graph cannot hold the wait.
+    // Throws std::out_of_range for a ticket never issued; Error.
+    bool hold(std::int64_t ticket, std::uintptr_t stream);
 
     // Blocks until a batch is over, consumed or not.
     void wait(std::int64_t ticket);
@@ -135,13 +140,15 @@ class DeviceCopier {
     std::vector<Plan> plans_;
     Lane lanes_[2];
     std::vector<Span> spare_;  // for tickets
-    std::unordered_map<std::int64_t, Span> pending_;
-    std::int64_t submitted_ = 0;
     bool closed_ = false;
     // Copies that wait for their call; their capacity never changes.
     std::vector<Address> targets_, sources_;
     std::vector<std::size_t> sizes_;
     kernel::Batch batch_{};
+
+    std::mutex tickets_mutex_;  // guards what follows, up to the next
+    std::unordered_map<std::int64_t, Span> pending_;
+    std::int64_t submitted_ = 0;
 
     std::mutex markers_mutex_;  // guards what follows
     std::vector<Event> markers_;

@@ -77,7 +77,7 @@ class WorkerConnector:
         self._pending = _Pending()
         self._sync: set[JobId] = set()
         self._sync_failed = False
-        self._last_loaded = ALL_GROUPS  # KV group up to which the step's reloads are settled
+        self._last_loaded = ALL_GROUPS  # KV group up to which the engine comes after its reloads
         self._completions: list[Completion] = []
         self._counters: dict[str, int] = {}
 
@@ -117,7 +117,10 @@ class WorkerConnector:
             self._last_loaded = -1
 
     def load_in_step(self, group: int = ALL_GROUPS) -> None:
-        """Wait for the reloads that the coming forward pass reads, as far as it needs them now.
+        """Order the coming forward pass behind the reloads that it reads, as far as it reads now.
+
+        Where the engine's device can wait for a copy, the host waits only until it is queued. What
+        became of it is known in `end_step`.
 
         Args:
             group: the last KV group that is read next; those before it are waited for too.
@@ -127,17 +130,19 @@ class WorkerConnector:
         """
         if group <= self._last_loaded:
             return
-        if group < ALL_GROUPS:
-            if not self._executor.wait_loaded_groups(self._sync, group):
-                raise ProtocolError(f"the executor stopped before KV group {group} was loaded")
-            self._last_loaded = group
+        if not self._executor.hold_engine(self._sync, group):
+            raise ProtocolError(f"the executor stopped before KV group {group} was loaded")
+        self._last_loaded = group
+
+    def _settle_sync(self) -> None:
+        """Wait for the step's reloads, and learn how they ended."""
+        if not self._sync:
             return
         self._executor.wait_loaded(self._sync, None)
         self._collect()
         unsettled = sorted(self._sync.intersection(self._pending.transfers))
         if unsettled:
             raise ProtocolError(f"the executor stopped before it had settled reloads {unsettled}")
-        self._last_loaded = ALL_GROUPS
 
     def end_step(self) -> None:
         """Offload what the forward pass filled; it has been queued on the engine's device.
@@ -148,7 +153,7 @@ class WorkerConnector:
         orders, self._orders = self._orders, None
         if orders is None:
             return
-        self.load_in_step()  # nobody has seen yet whether the last layers' blocks came
+        self._settle_sync()  # before anything that was computed on them is believed
         marker = self._mark()
         for transfer in orders.after:
             if self._sync_failed:

@@ -303,7 +303,7 @@ class Controller:
         self._asked.clear()
 
     def take_orders(
-        self, num_scheduled_tokens: int, sync_jobs: Sequence[JobId], now: float
+        self, num_scheduled_tokens: int, sync_jobs: Sequence[JobId], now: float, generation: int = 0
     ) -> StepOrders:
         """Return all that the ranks have to do in this step, and start the next."""
         after = self._offloads.seal()
@@ -320,9 +320,8 @@ class Controller:
         reloads = self._reloads.orders(now, sync_jobs)
         self.outlook.in_step(sync_jobs)
         before = [*self._before, *probes, *promotes, *reloads]
-        late = [*self._late, self._offloads.late_writes(), demote]
+        before += filter(None, [*self._late, self._offloads.late_writes(), demote])
         self._late = []
-        before += [transfer for transfer in late if transfer is not None]
         self._step += 1
         orders = StepOrders(
             step=self._step,
@@ -333,6 +332,7 @@ class Controller:
             sync_loads=tuple(sync_jobs),
             forgets=tuple(self._departures.forgets()),
             num_scheduled_tokens=num_scheduled_tokens,
+            generation=generation,
         )
         self._suspects.remember([*self._before, *orders.after])
         self._before = []

@@ -229,6 +229,7 @@ class PrefillModel:
         self.shape = shape
         self.max_tokens_per_step = max_tokens_per_step
         self._flops_per_param_read = speed.flops_per_byte * speed.weight_element_nbytes
+        self._linear: dict[int, float] = {}  # tokens of a step to its operations: there are few
         attention = speed.attention_flops_per_second or speed.flops_per_second
         reads = speed.kv_bytes_per_second
         per_kv_element = speed.kv_element_nbytes / reads if reads > 0 else 0.0
@@ -313,7 +314,10 @@ class PrefillModel:
         """
         new = np.asarray(num_new, dtype=np.float64)
         context = np.asarray(num_context, dtype=np.float64)
-        linear = float(self.step_flops(float(new.sum())))
+        tokens = sum(num_new)
+        linear = self._linear.get(tokens)
+        if linear is None:
+            linear = self._linear[tokens] = float(self.step_flops(float(tokens)))
         attention = float(self.shape.attention_flops(new, context).sum())
         return 1.0, linear, attention, float(self.shape.kv_elements_read(new, context).sum())
 

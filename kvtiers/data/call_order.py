@@ -50,10 +50,16 @@ class CallOrder:
     Changes run one after another, as submitted. A read runs once the changes of its keys
     before it are done, and a change once the reads of its keys before it are. Other reads
     overtake.
+
+    Who cannot have become able to go on is not woken: a thread that wakes for nothing takes the
+    interpreter's lock from those that copy.
     """
 
     def __init__(self) -> None:
-        self._moved = threading.Condition()
+        self._mutex = threading.Lock()
+        self._readable = threading.Condition(self._mutex)
+        self._changeable = threading.Condition(self._mutex)
+        self._changed = threading.Condition(self._mutex)
         self._number = 0
         self._changes: deque[Call] = deque()
         self._reads: deque[Call] = deque()
@@ -66,7 +72,7 @@ class CallOrder:
 
     def submit(self, call: Call) -> None:
         """Take a call; never waits for one."""
-        with self._moved:
+        with self._mutex:
             self._number += 1
             call.number = self._number
             if call.verb is Verb.GET:
@@ -76,9 +82,10 @@ class CallOrder:
                     call.waits_for = max(self._last_clear, max(changes, default=0))
                 self._running_reads[call.number] = call
                 self._reads.append(call)
+                self._readable.notify()
             else:
                 self._submit_change(call)
-            self._moved.notify_all()
+                self._changeable.notify()
 
     def next_changes(self, num_frames: int, seconds: float) -> list[Call] | None:
         """Wait for changes that may run now, and take them.
@@ -91,14 +98,14 @@ class CallOrder:
             The calls; none if time is over; None once closed and nothing is left.
         """
         deadline = time.monotonic() + seconds
-        with self._moved:
+        with self._mutex:
             while not self._changes or self._changes[0].blockers:
                 if self._closed and not self._changes:
                     return None
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return []
-                self._moved.wait(left)
+                self._changeable.wait(left)
             calls = [self._changes.popleft()]
             while (
                 calls[-1].verb is Verb.PUT
@@ -112,7 +119,7 @@ class CallOrder:
 
     def next_read(self) -> Call | None:
         """Wait for a read that may run now, and take it; None once closed and none is left."""
-        with self._moved:
+        with self._mutex:
             while True:
                 for idx, call in enumerate(self._reads):
                     if call.waits_for <= self._changes_done:
@@ -120,33 +127,37 @@ class CallOrder:
                         return call
                 if self._closed and not self._reads:
                     return None
-                self._moved.wait()
+                self._readable.wait()
 
     def done(self, call: Call) -> None:
         """Note the end of a call that was taken."""
-        with self._moved:
+        with self._mutex:
             if call.verb is Verb.GET:
                 del self._running_reads[call.number]
                 for change in self._changes:
                     change.blockers.discard(call.number)
+                if self._changes:
+                    self._changeable.notify()
             else:
                 self._changes_done = call.number
                 for key in call.keys:
                     if self._last_change_of.get(key) == call.number:
                         del self._last_change_of[key]
-            self._moved.notify_all()
+                self._readable.notify_all()
+                self._changed.notify_all()
 
     def settle_changes(self, seconds: float) -> bool:
         """Wait for the changes submitted so far; returns whether they came to an end in time."""
-        with self._moved:
+        with self._mutex:
             last = self._last_change
-            return self._moved.wait_for(lambda: self._changes_done >= last, seconds)
+            return self._changed.wait_for(lambda: self._changes_done >= last, seconds)
 
     def close(self) -> None:
         """Take no more; what was submitted still runs."""
-        with self._moved:
+        with self._mutex:
             self._closed = True
-            self._moved.notify_all()
+            self._readable.notify_all()
+            self._changeable.notify_all()
 
     # -- internals --------------------------------------------------------------------
 

@@ -71,6 +71,20 @@ class Copier(Protocol):
         """
         ...
 
+    def hold_engine(self, ticket: Ticket) -> bool:
+        """Let the engine's device wait for a batch; called on the engine's thread, from any state.
+
+        What the engine queues on its current stream from now on runs after the batch, however
+        that ends: whether it has failed, `done` says. The host does not wait.
+
+        Returns:
+            False where that is not to be had now; the caller must wait for `done` then.
+
+        Raises:
+            OSError, RuntimeError: the device refused, and the engine does not wait.
+        """
+        ...
+
     def wait(self, ticket: Ticket) -> None:
         """Block until the batch has been copied; does not consume the ticket."""
         ...

@@ -111,7 +111,7 @@ def _stream_of(arrays: Sequence[Any], number: int) -> Callable[[], int]:
         torch = importlib.import_module("torch")
         return lambda: int(torch.cuda.current_stream(number).cuda_stream)
     if library == "cupy":
-        return cupy_stream
+        return lambda: cupy_stream(number)
     raise LayoutError(
         f"KV arrays of {library}: nobody but it knows the stream that its engine works on; say "
         "which, by `current_stream`"

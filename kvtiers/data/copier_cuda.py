@@ -47,7 +47,7 @@ class CudaCopier:
     Each direction has streams of its own; a batch waits there for its marker's event, and is done
     when the event behind its last piece is. Nothing synchronises the device, and nothing is
     allocated once the copier stands. `submit`, `done`, `wait` and `close` belong to one thread;
-    `mark` may be called from another.
+    `mark` and `hold_engine` may be called from another.
 
     Args:
         layout: the engine's tensors. bases: address of each of its allocations, all on `device`;
@@ -166,6 +166,19 @@ class CudaCopier:
     def seconds(self, ticket: Ticket) -> float | None:
         """Return what the batch took behind its marker, by the device's clock."""
         return self._seconds.get(ticket)
+
+    def hold_engine(self, ticket: Ticket) -> bool:
+        """Let the engine's current stream wait for a batch; see `Copier.hold_engine`.
+
+        False while that stream is captured: a graph cannot hold the wait.
+
+        Raises:
+            ProtocolError: the ticket was never issued.
+        """
+        try:
+            return bool(self._native.hold(ticket, self._current_stream()))
+        except IndexError as error:
+            raise ProtocolError(str(error)) from error
 
     def wait(self, ticket: Ticket) -> None:
         """Block until the batch has been copied; does not consume the ticket.

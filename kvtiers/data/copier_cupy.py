@@ -47,9 +47,9 @@ def compile_kernels(capability: int, *, machine_code: bool = True) -> bytes:
         nvrtc.destroyProgram(program)
 
 
-def current_stream() -> int:
-    """Return the handle of CuPy's current stream, for `CudaDevice`."""
-    return int(importlib.import_module("cupy").cuda.get_current_stream().ptr)
+def current_stream(number: int) -> int:
+    """Return the handle of CuPy's current stream on a device, for `CudaDevice`."""
+    return int(importlib.import_module("cupy").cuda.get_current_stream(number).ptr)
 
 
 def flat_address(array: Any) -> tuple[int, int]:
@@ -65,7 +65,7 @@ def flat_address(array: Any) -> tuple[int, int]:
     except (KeyError, RuntimeError):  # torch has no name there for 8-bit floats, nor for gradients
         return _address_of_tensor(array)
     if interface is None and hasattr(array, "__dlpack__") and _on_cuda(array):
-        interface = _taken_over(array).__cuda_array_interface__
+        return flat_address(_taken_over(array))
     if interface is None:
         raise LayoutError(f"{type(array).__name__} is not on a CUDA device")
     itemsize = int(interface["typestr"][2:])
@@ -92,10 +92,16 @@ def _address_of_tensor(tensor: Any) -> tuple[int, int]:
 
 def _taken_over(array: Any) -> Any:
     """Return an array of a library that can tell its address, the same memory."""
+    reasons = ["CuPy or torch must be installed"]
     for library in ("cupy", "torch"):
-        if importlib.util.find_spec(library) is not None:
+        if importlib.util.find_spec(library) is None:
+            continue
+        try:
             return importlib.import_module(library).from_dlpack(array)
-    raise LayoutError(f"{type(array).__name__} speaks DLPack only: CuPy or torch must be installed")
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            reasons.append(f"{library} does not take it: {error}")  # a type that it does not have
+    reason = "; ".join(reasons[1:] or reasons)
+    raise LayoutError(f"{type(array).__name__} speaks DLPack only: {reason}")
 
 
 def _on_cuda(array: Any) -> bool:

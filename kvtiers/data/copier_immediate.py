@@ -55,6 +55,15 @@ class ImmediateCopier(ABC):
         """Return None: nothing waits, see `Copier.seconds`."""
         return None
 
+    def hold_engine(self, ticket: Ticket) -> bool:
+        """Return True: it has been copied.
+
+        Raises:
+            ProtocolError: the ticket was never issued.
+        """
+        self.wait(ticket)
+        return True
+
     def wait(self, ticket: Ticket) -> None:
         """Return at once.
 

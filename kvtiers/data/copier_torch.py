@@ -58,8 +58,9 @@ class TorchCopier:
 
     On a CUDA device each direction has a stream. A batch waits there for its marker's event,
     and is done when the event behind its last copy is; nothing synchronises the device. On the
-    CPU all of that is immediate. `submit`, `done` and `wait` belong to one thread, `mark` may be
-    called from another; `submit` makes the device the current one of its thread.
+    CPU all of that is immediate. `submit`, `done` and `wait` belong to one thread, `mark` and
+    `hold_engine` may be called from another; `submit` makes the device the current one of its
+    thread.
 
     A slab that is not page-locked makes `submit` block until the batch is copied.
 
@@ -112,10 +113,7 @@ class TorchCopier:
 
     def mark(self) -> Marker:
         """Record an event on the engine's current stream; called on the engine's thread."""
-        if self._engine_stream is None:
-            return self._markers.mark(self._cuda.current_stream(self._device))
-        handle = self._engine_stream()
-        return self._markers.mark(self._cuda.ExternalStream(handle, device=self._device))
+        return self._markers.mark(self._current_stream())
 
     def submit(self, direction: Direction, batch: CopyBatch, after: Marker | None) -> Ticket:
         """Queue a batch on its direction's stream; see `Copier.submit`.
@@ -171,14 +169,25 @@ class TorchCopier:
         """Return what the batch took behind its marker; see `Copier.seconds`."""
         return self._seconds.get(ticket)
 
+    def hold_engine(self, ticket: Ticket) -> bool:
+        """Let the engine's current stream wait for a batch; see `Copier.hold_engine`.
+
+        Raises:
+            ProtocolError: the ticket was never issued.
+        """
+        self._check_issued(ticket)
+        events = self._pending.get(ticket)
+        if events is not None:
+            self._current_stream().wait_event(events[1])
+        return True
+
     def wait(self, ticket: Ticket) -> None:
         """Block until the batch has been copied; does not consume the ticket.
 
         Raises:
             ProtocolError: the ticket was never issued.
         """
-        if not 0 < ticket <= self._submitted:
-            raise ProtocolError(f"ticket {ticket} was never issued")
+        self._check_issued(ticket)
         if ticket in self._pending:
             self._pending[ticket][1].synchronize()
 
@@ -194,6 +203,16 @@ class TorchCopier:
         self._slots = torch.empty(0, 0, dtype=torch.uint8)
 
     # -- internals --------------------------------------------------------------------
+
+    def _check_issued(self, ticket: Ticket) -> None:
+        if not 0 < ticket <= self._submitted:
+            raise ProtocolError(f"ticket {ticket} was never issued")
+
+    def _current_stream(self) -> Any:
+        """Return the stream that the engine is queueing on."""
+        if self._engine_stream is None:
+            return self._cuda.current_stream(self._device)
+        return self._cuda.ExternalStream(self._engine_stream(), device=self._device)
 
     def _lane(self, nbytes: int) -> _Lane:
         """Make a stream, with memory that torch's allocator counts as that stream's own."""

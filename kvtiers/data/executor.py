@@ -11,7 +11,7 @@ from kvtiers.data.copier import Direction, Marker
 from kvtiers.data.load_lane import LoadLane
 from kvtiers.data.offload_lane import OffloadLane
 from kvtiers.data.portions import PORTIONS, Portions
-from kvtiers.data.runs import Run, Unread
+from kvtiers.data.runs import Progress, Run, Unread
 from kvtiers.data.transfer_check import check_transfer
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.errors import ProtocolError, TransferError
@@ -60,7 +60,7 @@ class Executor:
         self._unloaded: set[JobId] = set()
         self._fence = Unread()
         self._needed: set[JobId] = set()
-        self._first_pending: dict[JobId, int] = {}
+        self._progress: dict[JobId, Progress] = {}
         self._era = _Era(0, shop.key_space.generation)
         self._epoch = 0
         self._closed = False
@@ -142,7 +142,25 @@ class Executor:
 
     def lacks(self, job_ids: Iterable[JobId], group: int) -> bool:
         """Whether a needed reload has yet to settle a block of the KV groups up to one."""
-        return any(self._first_pending.get(job, 0) <= group for job in self.unloaded(job_ids))
+        return any(progress.pending <= group for progress in self._progresses(job_ids))
+
+    def hold_engine(self, job_ids: Iterable[JobId], group: int) -> bool | None:
+        """Let the engine's device wait for what needed reloads copy of the KV groups up to one.
+
+        Called on the engine's thread. How the copies end is answered later.
+
+        Returns:
+            None while some block is not with the copier yet; False where the device cannot wait,
+            and the host must.
+        """
+        progresses = self._progresses(job_ids)
+        if any(progress.unqueued <= group for progress in progresses):
+            return None
+        queued = [t for progress in progresses for of, t in progress.queued if of <= group]
+        return self._shop.hold_engine(queued)
+
+    def _progresses(self, job_ids: Iterable[JobId]) -> list[Progress]:
+        return [self._progress.get(job, Progress()) for job in self.unloaded(job_ids)]
 
     def give_up(self, job_ids: Iterable[JobId]) -> None:
         """Drop what offloads have not begun to read. Copies that run are still to be waited for."""
@@ -270,7 +288,7 @@ class Executor:
             self._unloaded.discard(completion.job_id)
             self._unread.pop(completion.job_id, None)
             self._needed.discard(completion.job_id)
-            self._first_pending.pop(completion.job_id, None)
+            self._progress.pop(completion.job_id, None)
             if completion.last:
                 self._open.discard(completion.job_id)
             answered = True
@@ -278,6 +296,6 @@ class Executor:
 
     def _tell_groups(self) -> bool:
         """Note how far needed reloads have come; whether any has come further."""
-        before = dict(self._first_pending)
-        self._first_pending.update(self._loads.first_pending(self._needed))
-        return self._first_pending != before
+        before = dict(self._progress)
+        self._progress.update(self._loads.progress(self._needed))
+        return self._progress != before

@@ -92,10 +92,26 @@ class ExecutorThread:
         self._executor.need(job_ids)
         self._ring()
 
-    def wait_loaded_groups(self, job_ids: Iterable[JobId], group: int) -> bool:
-        """Wait until needed reloads have settled all blocks of the KV groups up to one."""
+    def hold_engine(self, job_ids: Iterable[JobId], group: int) -> bool:
+        """Let what the engine does from now on come after needed reloads, up to one KV group.
+
+        Where its device can wait for their copies, this returns as soon as they are queued; else
+        once they are over. How they ended is answered later.
+
+        Returns:
+            False when the thread has stopped, and they never come.
+        """
         wanted = set(job_ids)
-        return self._wait(lambda: not self._executor.lacks(wanted, group), None)
+        held: list[bool] = []
+
+        def ordered() -> bool:
+            answer = self._executor.hold_engine(wanted, group)
+            held.extend([] if answer is None else [answer])
+            return bool(held)
+
+        if not self._wait(ordered, None):
+            return False
+        return held[0] or self._wait(lambda: not self._executor.lacks(wanted, group), None)
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until nothing is queued or running, up to `seconds`."""

@@ -10,15 +10,16 @@ import numpy as np
 
 from kvtiers.data.copier import Direction
 from kvtiers.data.portions import MAX_FRAMES_IN_STORE, Portions
-from kvtiers.data.runs import PENDING, Run
+from kvtiers.data.runs import PENDING, Progress, Run
 from kvtiers.data.slot_map import SlotState
 from kvtiers.data.workshop import Workshop
-from kvtiers.model.messages import DRAM, HBM, NO_SLOT, RELEASED, Completion, JobId
+from kvtiers.model.messages import DRAM, HBM, NO_SLOT, RELEASED, Completion, Int64s, JobId
 from kvtiers.model.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 
 MAX_FRAMES_PROMOTED: Final = 16  # of those, for what nobody waits for yet
+_NO_GROUP: Final = 2**62  # beyond any that is asked for
 
 
 class LoadLane:
@@ -104,13 +105,18 @@ class LoadLane:
             else:
                 run.ready.append(row)
 
-    def first_pending(self, needed: Container[JobId]) -> Iterator[tuple[JobId, int]]:
-        """Yield, of loads that are not settled, the first KV group with a block that is not."""
+    def progress(self, needed: Container[JobId]) -> Iterator[tuple[JobId, Progress]]:
+        """Yield how far loads have come that are not settled."""
         for run in self._runs:
             if run.transfer.job_id in needed and not run.reported:
-                pending = run.groups[run.hbm == PENDING]
-                if len(pending):
-                    yield run.transfer.job_id, int(pending.min())
+                waiting = run.hbm == PENDING
+                pending = _first(run.groups[waiting])
+                copies = self._shop.copies_of(run)
+                for copy in copies:
+                    waiting[list(copy.rows)] = False
+                queued = tuple((int(run.groups[c.rows[0]]), c.ticket) for c in copies)
+                unqueued = _first(run.groups[waiting])
+                yield run.transfer.job_id, Progress(pending, unqueued, queued)
 
     def take_completions(self) -> Iterator[Completion]:
         """Yield the answers of runs that are settled, and let finished runs go."""
@@ -156,13 +162,14 @@ class LoadLane:
     def _advance_todo(self, run: Run) -> bool:
         """Bring the next rows to `ready`, or to the stores that hold them."""
         gets: dict[tuple[int, int], list[int]] = {}
+        asked: dict[int, int] = {}
         room = self._piece_nbytes
         began = False
         while run.todo and room > 0:
             row = run.todo[-1]
             if run.lands(row):
                 idx = int(run.transfer.sources[row]) - 1
-                if not self._take_from_store(run, row, idx, gets):
+                if not self._take_from_store(run, row, idx, asked, gets):
                     break
                 run.todo.pop()
             else:
@@ -203,14 +210,20 @@ class LoadLane:
             run.ready.append(row)
 
     def _take_from_store(
-        self, run: Run, row: int, idx: int, gets: dict[tuple[int, int], list[int]]
+        self,
+        run: Run,
+        row: int,
+        idx: int,
+        asked: dict[int, int],
+        gets: dict[tuple[int, int], list[int]],
     ) -> bool:
-        name = run.transfer.stores[idx]
-        asked = self._shop.stores.num_frames(name, writes=False)
-        asked += sum(len(rows) for (store, _), rows in gets.items() if store == idx)
+        """Note what to ask a store for; `asked` counts its frames, those under way included."""
+        if idx not in asked:
+            name = run.transfer.stores[idx]
+            asked[idx] = self._shop.stores.num_frames(name, writes=False)
         if run.promotes and self._num_promoting() >= MAX_FRAMES_PROMOTED:
             return False
-        if asked >= MAX_FRAMES_IN_STORE and not run.promotes:
+        if asked[idx] >= MAX_FRAMES_IN_STORE and not run.promotes:
             return False
         if run.staged(row):
             if not run.free_window:
@@ -219,6 +232,7 @@ class LoadLane:
         # Frames that are asked for together come together: not those of the next range of layers.
         part = int(run.groups[row]) if run.by_group else 0
         gets.setdefault((idx, part), []).append(row)
+        asked[idx] += 1
         run.in_flight.add(row)
         return True
 
@@ -257,3 +271,7 @@ class LoadLane:
         outcomes = np.full_like(run.hbm, Outcome.STALE) if self._stale(run) else run.hbm.copy()
         transfer = run.transfer
         return Completion(transfer.job_id, run.epoch, self._shop.rank, hop, outcomes, last)
+
+
+def _first(groups: Int64s) -> int:
+    return int(groups.min()) if len(groups) else _NO_GROUP

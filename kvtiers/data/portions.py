@@ -14,16 +14,17 @@ class Portions:
     """Bounds of what a store brings together: a batch of frames comes when all of it is there.
 
     Several portions under way keep a medium as busy as one large batch does, and what has come
-    is verified and copied to HBM beside them.
+    is verified and copied to HBM beside them. Each portion costs some 0.1 ms of the interpreter:
+    of a store as fast as memory, portions of 8 MiB lost a twentieth, those of 16 MiB nothing.
 
     Attributes:
         max_frames, max_nbytes: of a portion, one frame at least.
-        min_nbytes: that a small window does not make it smaller than.
+        min_nbytes: a window whose half is less than that comes together.
     """
 
     max_frames: int = 16
-    max_nbytes: int = 2**23
-    min_nbytes: int = 2**20
+    max_nbytes: int = 2**24
+    min_nbytes: int = 2**21
 
     def num_frames(self, frame_nbytes: int, window: int | None = None) -> int:
         """Return the frames of one portion.
@@ -34,7 +35,8 @@ class Portions:
         most = max(1, min(self.max_frames, self.max_nbytes // frame_nbytes))
         if window is None:
             return most
-        return min(most, max(1, window // _NUM_IN_WINDOW, self.min_nbytes // frame_nbytes))
+        part = max(1, window // _NUM_IN_WINDOW)
+        return min(most, part if part * frame_nbytes >= self.min_nbytes else window)
 
 
 PORTIONS: Final = Portions()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvtiers.data.copier import Marker
+from kvtiers.data.copier import Marker, Ticket
 from kvtiers.model.keys import HASH_NBYTES, KEY_NBYTES, BlockKey
 from kvtiers.model.messages import NO_SLOT, Int64s, JobId, Transfer, TransferKind, UInt8s, int64s
 
@@ -95,6 +95,21 @@ class Run:
     def staged(self, row: int) -> bool:
         """Whether a row goes through the window, having no slot of its own."""
         return int(self.transfer.slots[row]) == NO_SLOT
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a load has come whose KV groups are waited for one by one.
+
+    Attributes:
+        pending: the first KV group with a block that is not settled.
+        unqueued: the first one with a block that is neither settled nor with the copier.
+        queued: batches that the copier holds, each with its KV group.
+    """
+
+    pending: int = 0
+    unqueued: int = 0
+    queued: tuple[tuple[int, Ticket], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,6 +89,10 @@ class Workshop:
             )
         return refused
 
+    def copies_of(self, run: Run) -> list[Copying]:
+        """Return the batches of a run that the copier holds."""
+        return [copy for copy in self._copies if copy.run is run]
+
     def nbytes_copying(self, direction: Direction) -> int:
         """Return how many bytes of a direction the copier has yet to copy."""
         return sum(copy.nbytes for copy in self._copies if copy.direction is direction)
@@ -116,6 +120,15 @@ class Workshop:
         """Return what a copy took: the link's time, not that of the engine's work before it."""
         seconds = self.copier.seconds(copy.ticket)
         return self.clock() - copy.started if seconds is None else seconds
+
+    def hold_engine(self, tickets: Iterable[Ticket]) -> bool:
+        """Let the engine's device wait for batches; False where it does not. For its thread."""
+        try:
+            held = [self.copier.hold_engine(ticket) for ticket in tickets]
+        except _COPIER_ERRORS as error:
+            logger.error("the engine's device cannot wait for copies: %s", error)
+            return False
+        return all(held)
 
     def drain_copies(self) -> None:
         """Block until every submitted batch is over, and forget them."""

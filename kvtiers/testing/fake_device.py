@@ -44,7 +44,7 @@ class FakeDevice:
         check_places(layout, self.bases, slab.slot_nbytes)
         self._slab = slab
         self._lock = threading.RLock()
-        self._work: deque[Callable[[], object]] = deque()
+        self._work: deque[Callable[[], object] | Ticket] = deque()
         self._num_queued = 0
         self._num_worked = 0
         self._queues: dict[Direction, deque[_Copy]] = {d: deque() for d in Direction}
@@ -83,13 +83,19 @@ class FakeDevice:
             self._num_queued += 1
 
     def work(self, num: int | None = None) -> int:
-        """Run queued engine work, all of it unless limited; returns how much was run."""
+        """Run queued engine work until a copy holds it, all unless limited; returns how much."""
         with self._lock:
-            num = len(self._work) if num is None else min(num, len(self._work))
-            for _ in range(num):
-                self._work.popleft()()
+            done, most = 0, len(self._work) if num is None else num
+            while self._work and done < most:
+                item = self._work[0]
+                if callable(item):
+                    item()
+                elif self._is_queued(item):
+                    break
+                self._work.popleft()
                 self._num_worked += 1
-            return num
+                done += 1
+            return done
 
     # -- the copy queues --------------------------------------------------------------
 
@@ -152,7 +158,7 @@ class FakeDevice:
                 if error is not None:
                     raise error
                 return True
-            if not any(copy.ticket == ticket for queue in self._queues.values() for copy in queue):
+            if not self._is_queued(ticket):
                 raise ProtocolError(f"ticket {ticket} is not pending")
             return False
 
@@ -163,10 +169,15 @@ class FakeDevice:
     def wait(self, ticket: Ticket) -> None:
         """Run engine work and copies up to a ticket: what a blocking wait lets happen."""
         with self._lock:
-            for queue in self._queues.values():
-                while any(copy.ticket == ticket for copy in queue):
-                    self.work(max(0, queue[0].after - self._num_worked))
-                    self._run(queue)
+            while self._is_queued(ticket):
+                assert self.step() or self.work(1), "engine and copies wait for each other"
+
+    def hold_engine(self, ticket: Ticket) -> bool:
+        """Let engine work that is queued from now on wait for a batch."""
+        with self._lock:
+            self._work.append(ticket)
+            self._num_queued += 1
+            return True
 
     @property
     def num_tickets(self) -> int:
@@ -181,6 +192,9 @@ class FakeDevice:
                 queue.clear()
 
     # -- internals --------------------------------------------------------------------
+
+    def _is_queued(self, ticket: Ticket) -> bool:
+        return any(copy.ticket == ticket for queue in self._queues.values() for copy in queue)
 
     def _run(self, queue: deque[_Copy]) -> None:
         copy = queue.popleft()

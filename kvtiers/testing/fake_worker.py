@@ -77,6 +77,8 @@ def token_layout(num_blocks: int, block_size: int, num_ranges: int = 1) -> KVLay
 class SpoiltDevice(FakeDevice):
     """A device that refuses the next copies of one direction when told to.
 
+    Its engine computes at once instead of queueing work: what holds that work is copied before.
+
     Attributes:
         num_refused: by direction, submissions still to be refused.
     """
@@ -84,6 +86,15 @@ class SpoiltDevice(FakeDevice):
     def __init__(self, layout: KVLayout, slab: Slab) -> None:
         super().__init__(layout, slab)
         self.num_refused: Counter[Direction] = Counter()
+        self.num_holds = 0
+
+    def hold_engine(self, ticket: Ticket) -> bool:
+        """Let the engine wait for a batch; every other time its host has to."""
+        self.num_holds += 1
+        if self.num_holds % 2:
+            return False
+        self.wait(ticket)
+        return True
 
     def submit(self, direction: Direction, batch: CopyBatch, after: Marker | None) -> Ticket:
         """Queue a batch, or refuse it."""
@@ -136,10 +147,13 @@ class SteppedExecutor:
             self._until(lambda: not self._executor.unloaded(wanted))
         return not self._executor.unloaded(wanted)
 
-    def wait_loaded_groups(self, job_ids: Iterable[JobId], group: int) -> bool:
+    def hold_engine(self, job_ids: Iterable[JobId], group: int) -> bool:
         """Load the blocks of KV groups up to one, and not a turn more."""
         wanted = set(job_ids)
-        self._until(lambda: not self._executor.lacks(wanted, group))
+        while (held := self._executor.hold_engine(wanted, group)) is None:
+            self._turn()
+        if not held:
+            self._until(lambda: not self._executor.lacks(wanted, group))
         return True
 
     def wait_idle(self, seconds: float) -> bool:  # noqa: ARG002

@@ -169,12 +169,12 @@ def test_write_budget_is_divided_over_the_ranks_and_frames_count_whole_slots():
 
 
 @pytest.mark.parametrize(
-    ("slot", "num_together"), [(64 * KIB, 16), (516 * KIB, 15), (9000 * KIB, 1)]
+    ("slot", "num_together"), [(64 * KIB, 16), (1032 * KIB, 15), (17000 * KIB, 1)]
 )
 def test_control_is_told_how_many_frames_come_together(slot, num_together):
     """The last portion is what goes to HBM when everything else is there."""
     hellos = [hello(0, slot=slot), hello(1, slot=slot - 4 * KIB)]
-    frames = control_settings(config(capacity="64MiB"), shape(2), hellos).frames
+    frames = control_settings(config(capacity="256MiB"), shape(2), hellos).frames
     assert frames.num_together == num_together
 
 

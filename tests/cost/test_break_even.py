@@ -33,6 +33,21 @@ def test_from_there_on_a_reload_is_faster_and_before_it_is_not(bandwidth):
     assert all(faster(n) for n in range(found, LONGEST, 50 * BLOCK_SIZE))
 
 
+def test_a_reload_grows_with_the_length_and_a_prefill_faster():
+    """Attention is quadratic: so reloads pay off for long prefixes."""
+    link = LinkModel(0.0, 0.0, 4e9)
+
+    def ratio(num_tokens: int) -> float:
+        load = float(link.seconds(1, num_tokens // BLOCK_SIZE * BLOCK_NBYTES))
+        return load / float(h100().seconds(num_tokens))
+
+    lengths = [2048, 8192, 32_768, 131_072]
+    ratios = [ratio(n) for n in lengths]
+    assert ratios == sorted(ratios, reverse=True)
+    assert float(link.seconds(1, 4 * BLOCK_NBYTES)) == 4 * float(link.seconds(1, BLOCK_NBYTES))
+    assert float(h100().seconds(131_072)) > 4.5 * float(h100().seconds(32_768))
+
+
 def test_a_slow_link_never_breaks_even_and_a_free_one_at_once():
     assert break_even(one_disk(bare_link(1e8))) is None
     assert break_even(one_disk(bare_link(1e18), bare_link(1e18))) == BLOCK_SIZE

@@ -50,6 +50,14 @@ def test_pool_is_what_weights_and_runtime_leave():
     assert found.pool.num_blocks == found.pool_nbytes // (16 * 131_072)
 
 
+def test_utilization_up_is_pool_and_down_is_headroom():
+    less, more = memory(utilization=0.8), memory(utilization=0.9)
+    total = less.hardware.memory_nbytes.value
+    assert more.pool_nbytes - less.pool_nbytes == pytest.approx(0.1 * total, abs=1)
+    assert total - more.claimed_nbytes == pytest.approx(0.1 * total, abs=1)
+    assert more.pool.num_blocks > less.pool.num_blocks
+
+
 def test_fp8_about_doubles_the_pool():
     found = memory()
     assert found.with_kv_dtype("fp8").pool.num_tokens == pytest.approx(

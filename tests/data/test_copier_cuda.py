@@ -183,6 +183,50 @@ def test_a_stream_under_capture_gives_no_marker() -> None:
     assert bench.copier.mark() == 1
 
 
+def test_a_stream_under_capture_cannot_be_held() -> None:
+    bench = Bench(Route.DMA)
+    ticket = bench.submit(SCATTER, [0], [0])
+    bench.fake.lib.fake_capturing(1)
+    assert bench.copier.hold_engine(ticket) is False
+    bench.fake.lib.fake_capturing(0)
+    assert not bench.fake.calls("cuStreamWaitEvent")
+    assert bench.copier.hold_engine(ticket) is True
+    assert bench.fake.calls("cuStreamWaitEvent") == 1
+
+
+def test_what_is_over_holds_nobody() -> None:
+    bench = Bench(Route.DMA)
+    ticket = bench.submit(SCATTER, [0], [0])
+    bench.run_copies()
+    assert bench.copier.done(ticket)
+    assert bench.copier.hold_engine(ticket) is True
+    assert not bench.fake.calls("cuStreamWaitEvent")
+
+
+@pytest.mark.parametrize("ticket", [-1, 0, 2])
+def test_a_ticket_that_was_never_issued_holds_nobody(ticket: int) -> None:
+    bench = Bench(Route.DMA)
+    bench.submit(SCATTER, [0], [0])
+    with pytest.raises(ProtocolError, match=f"ticket {ticket} was never issued"):
+        bench.copier.hold_engine(Ticket(ticket))
+
+
+@each_route
+def test_the_event_of_a_batch_may_serve_another_while_the_engine_still_waits(route: Route) -> None:
+    bench = Bench(route)
+    bench.write_slot(0, 7)
+    first = bench.submit(SCATTER, [0], [0])
+    assert bench.copier.hold_engine(first)
+    read = np.zeros(GROUP.payload_nbytes, np.uint8)
+    bench.read_block(0, read)
+    bench.run_copies()
+    assert bench.copier.done(first)
+    later = bench.submit(SCATTER, [1], [1])  # takes the event over; its copies do not run
+    bench.run(0)
+    assert set(read.tolist()) == {7}
+    assert not bench.copier.done(later)
+
+
 # What the driver refuses
 
 REFUSALS = [
@@ -214,6 +258,16 @@ def test_when_the_driver_refuses_nothing_of_the_batch_runs_on(
     bench.copier.wait(later)
     assert bench.copier.done(later)
     assert bench.block(0) == bench.slot(0) == ({3} if direction is GATHER else {4})
+
+
+def test_a_wait_of_the_engine_that_the_driver_refuses_is_an_error() -> None:
+    bench = Bench(Route.DMA)
+    ticket = bench.submit(SCATTER, [0], [0])
+    bench.fake.fail("cuStreamWaitEvent")
+    with pytest.raises(RuntimeError, match="cuStreamWaitEvent"):
+        bench.copier.hold_engine(ticket)
+    bench.run_copies()
+    assert bench.copier.done(ticket)
 
 
 def test_an_error_of_the_device_ends_a_batch_once() -> None:

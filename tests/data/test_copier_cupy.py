@@ -97,6 +97,24 @@ def test_arrays_that_speak_dlpack_only_are_taken_over_by_a_library_that_is_there
     assert taken == [one]
 
 
+def test_what_one_library_does_not_take_is_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy has no bfloat16 in some versions; torch has no name for 8-bit floats, but addresses."""
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(3, 5, dtype=torch.float8_e4m3fn)
+
+    def refuses(one: object) -> Any:
+        raise BufferError("dtype bfloat16 is not supported")
+
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(from_dlpack=refuses))
+    taker = SimpleNamespace(from_dlpack=lambda one: Torchs(tensor))
+    monkeypatch.setitem(sys.modules, "torch", taker)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    assert flat_address(DlpackOnly()) == (tensor.data_ptr(), 15)
+    taker.from_dlpack = refuses
+    with pytest.raises(LayoutError, match=r"cupy does not take it: dtype .*; torch does not take"):
+        flat_address(DlpackOnly())
+
+
 def test_without_such_a_library_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LayoutError, match="CuPy or torch must be installed"):

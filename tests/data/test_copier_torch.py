@@ -118,6 +118,25 @@ def test_a_scatter_overwrites_nothing_that_the_engine_still_reads(bench: Bench) 
     assert bench.block(2) == {5}
 
 
+def test_the_engine_reads_what_a_scatter_brings_where_it_is_held(bench: Bench) -> None:
+    bench.write_block(2, 1)
+    bench.write_slot(4, 5)
+    read: list[set[int]] = []
+    ticket = bench.submit(SCATTER, [2], [4], bench.copier.mark())
+    assert bench.copier.hold_engine(ticket)
+    bench.engine(lambda: read.append(bench.block(2)))
+    bench.cuda.engine.run()
+    assert read == [], "the copy has not run"
+    bench.cuda.run_copies()
+    assert bench.copier.done(ticket)
+    bench.cuda.engine.run()
+    assert read == [{5}]
+    assert bench.copier.hold_engine(ticket), "over: nobody is held"
+    assert bench.cuda.engine.idle
+    with pytest.raises(ProtocolError, match="never issued"):
+        bench.copier.hold_engine(Ticket(ticket + 1))
+
+
 def test_work_behind_the_marker_is_not_waited_for(bench: Bench) -> None:
     marker = bench.copier.mark()
     bench.engine(lambda: None)

@@ -33,6 +33,7 @@ NUM_STREAMS = 5  # the engine's, and two for each direction
 OLD, A, B = 1, 2, 3
 USED, LOADED = 0, 1  # engine blocks: filled, stored and used again; reloaded into
 each_route = pytest.mark.parametrize("route", Route)
+who_waits = pytest.mark.parametrize("held", [False, True], ids=["host waits", "engine waits"])
 
 
 class Reuse:
@@ -40,13 +41,16 @@ class Reuse:
     a block that the engine has just read, and is read there.
 
     The host goes on as its contract says: it reuses a block once the offload is done, and uses a
-    reloaded one once the reload is.
+    reloaded one once the reload is, or lets the engine wait for it.
 
     Args:
+        held: whether the engine's stream waits for the reload, and not the host.
         forget_wait, forget_record: which of the copier's events is left out; -1: none.
     """
 
-    def __init__(self, route: Route, *, forget_wait: int = -1, forget_record: int = -1) -> None:
+    def __init__(
+        self, route: Route, *, held: bool = False, forget_wait: int = -1, forget_record: int = -1
+    ) -> None:
         self.fake = fake = FakeDriver(manual=True)
         self.memory = np.full(2 * NBYTES, OLD, np.uint8)
         self.slab = Slab(1, slot_nbytes_for(LAYOUT.groups), pin="off")
@@ -63,8 +67,9 @@ class Reuse:
             lambda: self._fill(USED, B),
             lambda: self._read(LOADED, 0),
             lambda: self._submit(Direction.SCATTER, LOADED),
-            self._done,
+            *([self._hold] if held else [self._done]),
             lambda: self._read(LOADED, 1),
+            *([self._done] if held else []),
         ]
 
     @property
@@ -118,6 +123,9 @@ class Reuse:
         batch = CopyBatch(0, int64s([block]), int64s([0]))
         self.ticket = self.copier.submit(direction, batch, self.copier.mark())
 
+    def _hold(self) -> None:
+        assert self.copier.hold_engine(self.ticket)
+
     def _done(self) -> bool:
         if not self.copier.done(self.ticket):
             return False
@@ -126,29 +134,31 @@ class Reuse:
 
 
 @each_route
-def test_every_order_of_turns_gives_right_bytes(route: Route) -> None:
+@who_waits
+def test_every_order_of_turns_gives_right_bytes(route: Route, held: bool) -> None:
     """R02, R07: fill, store, reuse, load and read."""
-    ends = list(endings(lambda: Reuse(route)))
+    ends = list(endings(lambda: Reuse(route, held=held)))
     assert ends
     assert all(play.right for play in ends)
 
 
-def events_of(route: Route) -> tuple[int, int]:
+def events_of(route: Route, held: bool) -> tuple[int, int]:
     """Return how many waits and records the scene has."""
-    play = Reuse(route)
+    play = Reuse(route, held=held)
     while any(move() for move in play.moves):
         pass
     return play.fake.lib.fake_num_waits(), play.fake.lib.fake_num_records()
 
 
 @each_route
-def test_without_any_one_event_some_order_is_wrong(route: Route) -> None:
-    num_waits, num_records = events_of(route)
-    assert num_waits >= 2
+@who_waits
+def test_without_any_one_event_some_order_is_wrong(route: Route, held: bool) -> None:
+    num_waits, num_records = events_of(route, held)
+    assert num_waits >= 2 + held
     assert num_records >= 6
     needless = [
-        *(("wait", n) for n in range(num_waits) if never_wrong(route, forget_wait=n)),
-        *(("record", n) for n in range(num_records) if never_wrong(route, forget_record=n)),
+        *(("wait", n) for n in range(num_waits) if never_wrong(route, held, forget_wait=n)),
+        *(("record", n) for n in range(num_records) if never_wrong(route, held, forget_record=n)),
     ]
     # A buffer's second use needs to know that the first is over, and this scene has none: see
     # test_copier_cuda.py for that.
@@ -156,8 +166,15 @@ def test_without_any_one_event_some_order_is_wrong(route: Route) -> None:
     assert needless == emptied
 
 
-def never_wrong(route: Route, **forget: int) -> bool:
+def never_wrong(route: Route, held: bool, **forget: int) -> bool:
     try:
-        return all(play.right for play in endings(lambda: Reuse(route, **forget)))
+        return all(play.right for play in endings(lambda: Reuse(route, held=held, **forget)))
     except RuntimeError:  # the driver found out
         return False
+
+
+def test_without_any_wait_the_engine_reads_what_was_there_before() -> None:
+    """The wait that `hold_engine` queues is the last one."""
+    num_waits, _ = events_of(Route.DMA, held=True)
+    ends = list(endings(lambda: Reuse(Route.DMA, held=True, forget_wait=num_waits - 1)))
+    assert any(set(play.reads[1].tolist()) == {OLD} for play in ends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,6 +182,26 @@ def test_arrays_on_the_cpu_go_through_torch_whatever_library_they_are_of() -> No
 def test_arrays_that_cannot_be_served_are_refused(arrays: list[Any], complaint: str) -> None:
     with pytest.raises(LayoutError, match=complaint):
         place_of(arrays)
+
+
+def test_the_stream_is_the_librarys_current_one_on_the_arrays_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which need not be the device that is current."""
+    streams = {0: 100, 3: 103}
+    cuda = SimpleNamespace(get_current_stream=lambda device: SimpleNamespace(ptr=streams[device]))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=streams[device])
+    )
+    for library in ("cupy", "torch"):
+        kind = type("Array", (OnDevice,), {"__module__": f"{library}.core"})
+        place = place_of([kind(np.zeros(4), 3), kind(np.zeros(4), 3)])
+        assert place.cuda == 3
+        assert place.current_stream() == 103
+        streams[3] += 1
+        assert place.current_stream() == 104  # asked each time: the engine may change it
+        streams[3] -= 1
 
 
 def test_arrays_of_another_size_are_refused(fake: FakeDriver) -> None:

@@ -101,7 +101,7 @@ def test_no_group_is_called_settled_before_its_blocks_are(
     if fault is None and turn < deadline_turn:
         assert set(found) == {Outcome.OK}
     assert not rank.executor._needed
-    assert not rank.executor._first_pending
+    assert not rank.executor._progress
     rank.close()
 
 

@@ -163,6 +163,38 @@ def test_copies_wait_for_the_engines_stream(engine_stream: torch.cuda.Stream, ki
 
 
 @each_kind
+def test_the_engines_stream_waits_for_a_copy_and_the_host_does_not(
+    engine_stream: torch.cuda.Stream, kind: str
+) -> None:
+    """The copy is kept back by a marker on a stream that is busy; another one is held behind it."""
+    layout = make_layout(8, [[2**20]])
+    memory = [torch.zeros(n, dtype=torch.uint8, device="cuda") for n in layout.allocations]
+    slab = make_slab(layout, 8)
+    copier = make_copier(kind, layout, memory, slab)
+    copy(copier, SCATTER, 0, [0], [0])  # what is slow for the first time is behind us
+    batch = CopyBatch(0, int64s(range(8)), int64s(range(8)))
+    busy = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        for value in range(1, 6):
+            for slot in range(8):
+                slab.view(slot)[4096 : 4096 + 2**20] = bytes([value]) * 2**20
+            with torch.cuda.stream(busy):
+                torch.cuda._sleep(200_000_000)  # about 0.1 s
+                marker = copier.mark()
+            ticket = pool.submit(copier.submit, SCATTER, batch, marker).result()
+            assert copier.hold_engine(ticket)
+            read = memory[0].clone()
+            assert not pool.submit(copier.done, ticket).result(), "nothing was kept back"
+            engine_stream.synchronize()
+            assert (read == value).all()
+            assert pool.submit(copier.done, ticket).result()
+            assert copier.hold_engine(ticket), "it is over"
+    copier.close()
+    slab.close()
+
+
+@each_kind
 def test_offsets_beyond_4_gib_are_exact(kind: str) -> None:
     stride, num_blocks, nbytes = 1_002_240, 6200, 3 * 4096
     view = TensorView("l", 0, 0, (Axis.BLOCK, Axis.CONTENT), (num_blocks, nbytes), (stride, 1), 1)

@@ -8,6 +8,7 @@ from typing import Final
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.step import Reload, Step
 from kvtiers.cost.preempt import PreemptMode
+from kvtiers.engines.reference.block_pool import NULL_BLOCK
 from kvtiers.engines.reference.requests import Request, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.messages import StepOrders
@@ -26,7 +27,7 @@ class LowerTiers:
         self._connector = connector
         self._per_hash = settings.blocks_per_hash
         # Of each engine block, under which name kvtiers last knew the run that it lies in.
-        self._run_of: dict[int, int] = {}
+        self._run_of = [NULL_BLOCK] * (settings.num_blocks + 1)
         self._written: set[int] = set()
         self._preempted: list[str] = []
 
@@ -112,7 +113,8 @@ class LowerTiers:
         if self._per_hash == 1:
             self._written.update(block_ids)
             return
-        self._written.update(filter(None, map(self._run_of.get, block_ids)))
+        self._written.update(map(self._run_of.__getitem__, block_ids))
+        self._written.discard(NULL_BLOCK)
 
     def orders(
         self,
@@ -135,11 +137,11 @@ class LowerTiers:
 
     def table(self, sequence: TokenSequence) -> list[int]:
         """Return the blocks of a sequence as kvtiers names them."""
-        size, block_ids = self._per_hash, sequence.block_ids
+        size, block_ids, run_of = self._per_hash, sequence.block_ids, self._run_of
         if size == 1:
             return list(block_ids)
         for first in range(sequence.num_named * size, len(block_ids), size):
-            run = block_ids[first : first + size]
-            self._run_of.update(dict.fromkeys(run, run[0]))
+            for block_id in block_ids[first : first + size]:
+                run_of[block_id] = block_ids[first]
         sequence.num_named = len(block_ids) // size
         return block_ids[::size]

@@ -107,6 +107,11 @@ class SharedStore:
         """Delete all: a new generation does not find them."""
         self._frames.clear()
 
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Frames held, and how many it may hold."""
+        return len(self._frames), self._num_frames
+
     def __len__(self) -> int:
         return len(self._frames)
 
@@ -127,6 +132,11 @@ class ModelledLasting:
     def pending(self) -> bool:
         """Whether an answer is ready that control has not been told."""
         return bool(self._answers)
+
+    @property
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """Frames held, and how many may be, by store."""
+        return {name: store.usage for name, store in self._shared.items()}
 
     def ask(self, controller: Controller) -> None:
         """Look up what control wants to know."""

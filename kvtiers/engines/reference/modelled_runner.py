@@ -52,6 +52,11 @@ class ModelledRunner:
         """The scheduler's side of kvtiers, connected; None without kvtiers."""
         return self._connector
 
+    @property
+    def shared_usage(self) -> dict[str, tuple[int, int]]:
+        """Frames that shared stores hold, and how many they may, by store."""
+        return {} if self._lasting is None else self._lasting.usage
+
     def connect(self, connector: SchedulerConnector) -> None:
         """Take the scheduler's side of kvtiers, whose clock is this one."""
         self._connector = connector

@@ -8,30 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvtiers.connector.rank import RankFacts, WrapStore, build_host_rank, build_torch_rank
+from kvtiers.connector.rank import WrapStore
 from kvtiers.connector.scheduler import SchedulerConnector
-from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import Reload, Step
 from kvtiers.connector.worker import Loaded, WorkerConnector
-from kvtiers.cost.prefill import PrefillSpeed
-from kvtiers.cost.shapes import model_shape
+from kvtiers.engines.reference.connect import Below, connect
 from kvtiers.engines.reference.model import Chunk, ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
-from kvtiers.engines.reference.shape import ReferenceShape
 from kvtiers.model.config import Config
 from kvtiers.model.errors import CapacityError, ConfigError, ProtocolError
-from kvtiers.model.fingerprint import Fingerprint, Scalar
-from kvtiers.model.frame import VERSION
-from kvtiers.model.keys import Rank, prefix_hash_chain
+from kvtiers.model.keys import prefix_hash_chain
 from kvtiers.model.layer_ranges import layer_ranges
-from kvtiers.model.layout import KVLayout
 from kvtiers.model.messages import Link, StepOrders
 from kvtiers.observe.decisions import Decision
 
-# Until steps have been measured: one CPU core with AVX-512, a fast GPU at half its peak.
-_SEED_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
-_SEED_KV_BYTES: Final = {"cpu": 1.2e10, "cuda": 2e12}  # memory of one core, and of a fast GPU
-_SEED_STEP_SECONDS: Final = 0.001  # an order of magnitude, not measured
 _POLL_SECONDS: Final = 0.0005
 
 
@@ -130,8 +120,7 @@ class ReferenceRunner:
             self._connect(config, wrap_store)
 
     def _connect(self, config: Config, wrap_store: WrapStore | None) -> None:
-        settings, device = self.settings, self.model.device.type
-        num_layers = self.model.shape.num_layers
+        settings, num_layers = self.settings, self.model.shape.num_layers
         if self._num_groups > num_layers:
             raise ConfigError(
                 f"reload.layer_ranges: {self._num_groups} ranges of {num_layers} layers; write "
@@ -139,31 +128,8 @@ class ReferenceRunner:
             )
         ranges = layer_ranges(num_layers, self._num_groups)
         self._group_of_layer = {layer: i for i, layers in enumerate(ranges) for layer in layers}
-        layout = self.kv.layout(self._num_groups)
-        facts = RankFacts(
-            Rank(), 1, reference_fingerprint(self.model.shape, device, layout), settings.instance
-        )
-        shape = EngineShape(
-            block_size=settings.block_size,
-            windows=(None,) * self._num_groups,
-            num_ranks=1,
-            model=model_shape(self.model.shape.to_hf_config()),
-            max_tokens_per_step=settings.max_tokens_per_step,
-            seed_speed=PrefillSpeed(
-                _SEED_STEP_SECONDS,
-                _SEED_FLOPS.get(device, _SEED_FLOPS["cuda"]),
-                kv_bytes_per_second=_SEED_KV_BYTES.get(device, _SEED_KV_BYTES["cuda"]),
-                kv_element_nbytes=self.model.shape.itemsize,
-            ),
-            num_layer_ranges=self._num_groups,
-            instance=settings.instance,
-        )
-        if device == "cpu":
-            self.worker = build_host_rank(config, layout, self.kv.addresses(), facts, wrap_store)
-        else:
-            self.worker = build_torch_rank(config, layout, self.kv.flat(), facts, wrap_store)
-        self.scheduler = SchedulerConnector(config, shape)
-        self.scheduler.connect([self.worker.hello])
+        below = Below(settings.max_tokens_per_step, self._num_groups, settings.instance, wrap_store)
+        self.scheduler, self.worker = connect(self.model, self.kv, config, below)
 
     def generate(
         self, prompt: Sequence[int], num_tokens: int = 1, max_reloaded_blocks: int | None = None
@@ -358,13 +324,3 @@ class ReferenceRunner:
                 result.links.extend(report.links)
             self.scheduler.reported(report)
         return loaded
-
-
-def reference_fingerprint(shape: ReferenceShape, device: str, layout: KVLayout) -> Fingerprint:
-    """Return everything that changes the meaning of a reference engine's KV bytes.
-
-    The weights follow from shape, seed and device.
-    """
-    payloads = {f"group{group.group}": group.describe_payload() for group in layout.groups}
-    facts: dict[str, Scalar] = {"frame": VERSION, "engine": "reference", "device": device}
-    return Fingerprint.of({**facts, **shape.facts(), **payloads})

@@ -159,7 +159,7 @@ class Scheduler:
             num = 1
             missing = self.settings.blocks_for(sequence.num_computed + 1) - len(table)
         while missing > pool.num_free:
-            victim = self._victim() or request
+            victim = self._victim()
             step.drop(victim)
             self.preempt(victim)
             step.preempted.append(victim)
@@ -186,12 +186,15 @@ class Scheduler:
         most = self.settings.long_prefill_threshold or budget
         return min(sequence.num_missing, budget, most)
 
-    def _victim(self) -> Request | None:
-        """Return who gives way: the last of the least urgent, unless a load writes its blocks."""
+    def _victim(self) -> Request:
+        """Return who gives way: the last of the least urgent whose blocks no load writes.
+
+        There is one: whoever needs a block.
+        """
         candidates: Iterator[Request] = (r for r in reversed(self.running) if not r.loading)
         if self.settings.policy is Policy.PRIORITY:
-            return max(candidates, key=lambda r: (r.new.priority, r.order), default=None)
-        return next(candidates, None)
+            return max(candidates, key=lambda r: (r.new.priority, r.order))
+        return next(candidates)
 
     # -- who is admitted --------------------------------------------------------------
 

@@ -8,26 +8,20 @@ from typing import Final
 
 import torch
 
-from kvtiers.connector.rank import RankFacts, WrapStore, build_host_rank, build_torch_rank
+from kvtiers.connector.rank import WrapStore
 from kvtiers.connector.scheduler import SchedulerConnector
-from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.worker import Loaded, WorkerConnector
-from kvtiers.cost.prefill import PrefillSpeed
-from kvtiers.cost.shapes import model_shape
 from kvtiers.engines.reference.block_pool import NULL_BLOCK
+from kvtiers.engines.reference.connect import Below, connect
 from kvtiers.engines.reference.engine import Engine
 from kvtiers.engines.reference.model import Chunk, ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
-from kvtiers.engines.reference.runner import reference_fingerprint
 from kvtiers.engines.reference.runners import SequenceWork, StepResult, StepWork
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ConfigError
-from kvtiers.model.keys import Rank
 from kvtiers.model.messages import StepOrders
 
-# Until steps have been measured: one CPU core with AVX-512, a fast GPU at half its peak.
-_SEED_SPEEDS: Final = {"cpu": PrefillSpeed(0.001, 1e11), "cuda": PrefillSpeed(0.001, 4e14)}
 _IDLE_SECONDS: Final = 0.0005  # between two looks at what an idle engine waits for
 
 
@@ -72,7 +66,8 @@ class TorchRunner:
         self.connector: SchedulerConnector | None = None
         self.worker: WorkerConnector | None = None
         if config is not None:
-            self._connect(config, settings, wrap_store)
+            below = Below(settings.max_num_batched_tokens, wrap_store=wrap_store)
+            self.connector, self.worker = connect(model, self.kv, config, below)
 
     @property
     def now(self) -> float:
@@ -113,26 +108,6 @@ class TorchRunner:
         self.worker = self.connector = None
 
     # -- internals --------------------------------------------------------------------
-
-    def _connect(
-        self, config: Config, settings: EngineSettings, wrap_store: WrapStore | None
-    ) -> None:
-        device, layout = self.model.device.type, self.kv.layout()
-        facts = RankFacts(Rank(), 1, reference_fingerprint(self.model.shape, device, layout))
-        shape = EngineShape(
-            block_size=settings.block_size,
-            windows=(None,),
-            num_ranks=1,
-            model=model_shape(self.model.shape.to_hf_config()),
-            max_tokens_per_step=settings.max_num_batched_tokens,
-            seed_speed=_SEED_SPEEDS.get(device, _SEED_SPEEDS["cuda"]),
-        )
-        if device == "cpu":
-            self.worker = build_host_rank(config, layout, self.kv.addresses(), facts, wrap_store)
-        else:
-            self.worker = build_torch_rank(config, layout, self.kv.flat(), facts, wrap_store)
-        self.connector = SchedulerConnector(config, shape, time.monotonic)
-        self.connector.connect([self.worker.hello])
 
     def _compute(self, sequences: Sequence[SequenceWork]) -> dict[str, list[int]]:
         """Run the model once over all sequences, and sample.

@@ -126,6 +126,29 @@ def test_the_least_urgent_gives_way_under_priority():
     assert report.preempted == ["r0"]
 
 
+@pytest.mark.parametrize("offload", ["eager", "lazy"])
+def test_a_victim_that_is_computed_again_has_no_blocks_for_kvtiers_to_copy(offload):
+    engine, _ = grow_until_full(config=tiers_of(offload=offload))
+    state = engine.runner.connector._requests["r2"]
+    assert (state.num_full, state.admitted, sum(map(len, state.block_ids))) == (0, False, 0)
+
+
+def test_among_the_equally_urgent_the_last_admitted_gives_way():
+    _, report = grow_until_full(knobs={"policy": Policy.PRIORITY}, r0={"priority": -1})
+    assert report.preempted == ["r2"]
+
+
+def test_nobody_gives_way_for_a_guess():
+    knobs = {"watermark": 0.0, "num_speculative_tokens": 3, "max_num_batched_tokens": 80}
+    engine = engine_of(settings_of(17, **knobs), acceptance=0.0)
+    engine.add(request_of("short", 30, 2))
+    engine.add(request_of("long", 34, 14))  # whose first guesses need a tenth block
+    assert engine.step().admitted == ["short", "long"]
+    assert engine.step().num_tokens == {"short": 1, "long": 1}
+    run(engine)
+    assert engine.gauges.num_preemptions == 0
+
+
 def test_a_swapped_request_comes_back_before_newcomers_and_is_reloaded():
     config = tiers_of(mode="never")  # even where the user would rather recompute prompts
     engine, report = grow_until_full(PreemptMode.SWAP, config)
@@ -140,10 +163,12 @@ def test_a_swapped_request_comes_back_before_newcomers_and_is_reloaded():
     assert served["r2"].num_reloaded_tokens >= 12
     assert served["r2"].num_recomputed_tokens < 4  # what is behind its last full block
     assert served["r2"].num_swaps == 1
+    assert not served["r2"].reloaded_by_tier  # which tells of the prompt, when it was new
 
 
-def test_a_group_is_swapped_whatever_the_mode():
-    engine = engine_of(settings_of(17, watermark=0.0, preemption=PreemptMode.RECOMPUTE), tiers_of())
+@pytest.mark.parametrize("mode", PreemptMode)
+def test_a_group_is_swapped_whatever_the_mode(mode):
+    engine = engine_of(settings_of(17, watermark=0.0, preemption=mode), tiers_of())
     for idx in range(2):
         engine.add(request_of(f"g{idx}", 10, 14, num_sequences=2))
     reports = run(engine)
@@ -167,6 +192,25 @@ def test_cost_asks_which_is_cheaper():
     assert swaps["fast"] > 0
 
 
+@pytest.mark.parametrize("mode", PreemptMode)
+def test_a_stream_of_newcomers_starves_nobody(mode):
+    """About as many as the engine can serve, for ever: neither large ones nor victims stay out."""
+    engine = engine_of(settings_of(20, watermark=0.0, preemption=mode), tiers_of())
+    waits, longest = {}, 0
+    for idx in range(300):
+        if idx % 3 == 0:
+            waits[f"r{idx}"] = 0
+            engine.add(request_of(f"r{idx}", *((40, 20) if idx % 30 == 0 else (8, 10))))
+        engine.step()
+        for name, num in waits.items():
+            out = engine.state(name) in {State.WAITING, State.SWAPPED}
+            waits[name] = num + 1 if out else 0
+        longest = max(longest, *waits.values())
+    assert engine.gauges.num_preemptions > 50
+    assert longest < 40  # steps: twice those of a large one
+    run(engine)
+
+
 # -- who is admitted ------------------------------------------------------------------
 
 
@@ -176,6 +220,15 @@ def test_an_admission_leaves_the_watermark_free():
         engine.add(request_of(f"r{idx}", 40, 1))
     report = engine.step()
     assert report.admitted == ["r0", "r1", "r2"]  # 10 blocks each; 10 of 40 stay free
+
+
+def test_nobody_is_admitted_once_the_budget_is_spent():
+    engine = engine_of(settings_of(90))
+    engine.add(request_of("all", 32, 2))
+    engine.add(request_of("next", 8, 2))
+    report = engine.step()
+    assert (report.admitted, report.num_tokens) == (["all"], {"all": 32})
+    assert engine.state("next") is State.WAITING
 
 
 def test_no_more_sequences_than_the_knob_says():

@@ -123,3 +123,19 @@ def test_memory_returns_to_its_start_after_everything_at_once():
     assert aborted
     assert engine.gauges.num_swaps > 0
     assert engine.pool.num_free == engine.pool.num_blocks
+
+
+@pytest.mark.parametrize("how", ["abort", "reset"])
+def test_a_group_that_ends_before_it_parts_gives_back_what_it_would_need(how):
+    engine = engine_of(settings_of(90, max_num_batched_tokens=18), tiers_of())
+    engine.add(request_of("group", 50, 4, num_sequences=3))
+    engine.step()
+    (request,) = engine.scheduler.running
+    assert len(request.spare_block_ids) == 2
+    if how == "abort":
+        engine.abort("group")
+    else:
+        engine.reset()
+    assert engine.pool.num_free == 90
+    run(engine)
+    assert engine.pool.num_free == 90

@@ -113,11 +113,16 @@ def test_tokens_under_preemption_with_kvtiers(pool, mode, offload, expected):
     assert sum(it.num_swaps + it.num_recomputes for it in served.values()) == gauges.num_preemptions
 
 
-@pytest.mark.parametrize("pool", ["ample", "tight"])
-def test_speculative_tokens_change_no_token(pool, expected):
-    settings = settings_of(POOLS[pool], num_speculative_tokens=3)
-    engine = torch_engine(MODEL, settings)
-    assert serve(engine, new_requests())[0] == expected
+@pytest.mark.parametrize("config", [None, config_of("always"), config_of("always", "lazy")])
+@pytest.mark.parametrize("mode", PreemptMode)
+@pytest.mark.parametrize("pool", POOLS)
+def test_speculative_tokens_change_no_token(pool, mode, config, expected):
+    settings = settings_of(POOLS[pool], num_speculative_tokens=3, preemption=mode)
+    engine = torch_engine(MODEL, settings, config)
+    try:
+        assert serve(engine, new_requests())[0] == expected
+    finally:
+        engine.close()
 
 
 def test_right_guesses_save_steps():
@@ -158,10 +163,13 @@ def test_kvtiers_brings_back_what_hbm_has_forgotten(expected):
     assert reloaded > sum(LENGTHS) // 2
 
 
-@pytest.mark.parametrize("num_blocks", [120, 26])
-def test_a_group_begins_with_the_likeliest_tokens_and_survives_swaps(num_blocks):
+@pytest.mark.parametrize("num_guesses", [0, 2])
+@pytest.mark.parametrize("mode", PreemptMode)
+@pytest.mark.parametrize("num_blocks", [120, 20])
+def test_a_group_begins_with_the_likeliest_tokens_and_survives_swaps(num_blocks, mode, num_guesses):
     """Each of its sequences is what the model says after prompt and first token."""
-    settings = settings_of(num_blocks, max_num_seqs=8)
+    knobs = {"preemption": mode, "num_speculative_tokens": num_guesses}
+    settings = settings_of(num_blocks, max_num_seqs=8, max_num_batched_tokens=24, **knobs)
     engine = torch_engine(MODEL, settings, config_of("always"))
     requests = [
         NewRequest(f"g{i}", 0.0, 9, prompt, num_sequences=3)
@@ -173,7 +181,7 @@ def test_a_group_begins_with_the_likeliest_tokens_and_survives_swaps(num_blocks)
     finally:
         engine.close()
     assert gauges.num_swaps == gauges.num_preemptions
-    assert (gauges.num_swaps > 0) == (num_blocks == 26)
+    assert (gauges.num_swaps > 0) == (num_blocks == 20)
     for request in requests:
         group = tokens[request.request_id]
         assert len({sequence[0] for sequence in group}) == 3

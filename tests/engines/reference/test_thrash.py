@@ -1,0 +1,41 @@
+"""An engine thrashes where all the signs are there for long enough, and only there."""
+
+import pytest
+
+from kvtiers.engines.reference.thrash import ADVICE, ThrashDetector
+
+THRASHING = {
+    "kv_use": 0.95,
+    "num_preempted": 1,
+    "num_waiting": 3,
+    "num_tokens": 100,
+    "num_again": 20,
+}
+
+
+def detector(num_steps=64, *, has_tiers=False, **row):
+    found = ThrashDetector(has_tiers=has_tiers)
+    for _ in range(num_steps):
+        found.see(**{**THRASHING, **row})
+    return found
+
+
+def test_all_signs_together_are_advised_against_in_order():
+    assert detector().advice == ADVICE
+    assert detector(has_tiers=True).advice == ADVICE[:3] + ADVICE[4:]
+
+
+@pytest.mark.parametrize(
+    "row", [{"kv_use": 0.7}, {"num_preempted": 0}, {"num_waiting": 0}, {"num_again": 9}]
+)
+def test_one_sign_that_is_missing_is_enough_to_say_nothing(row):
+    assert not detector(**row).thrashes
+
+
+def test_a_burst_is_not_a_state_and_what_is_past_is_forgotten():
+    assert not detector(63).thrashes
+    found = detector(200)
+    assert found.thrashes
+    for _ in range(64):
+        found.see(kv_use=0.5, num_preempted=0, num_waiting=0, num_tokens=100, num_again=0)
+    assert not found.advice
