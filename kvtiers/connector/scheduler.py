@@ -220,16 +220,16 @@ class SchedulerConnector:
         num_tokens: int,
         num_sequences: int = 1,
         mode: PreemptMode = PreemptMode.COST,
-        away_seconds: float = 0.0,
+        num_running: int = 0,
     ) -> PreemptPlan:
         """Answer whether to swap a request that must give way, or to compute it again; a question.
 
         Args:
-            num_tokens: computed ones. num_sequences: of its group. away_seconds: see `Victim`.
+            num_tokens: computed ones. num_sequences: of its group. num_running: see `Victim`.
         """
         state = self._state(request_id, self._requests[request_id].hashes)
         state.derive_keys(self.shape.hashes_per_block)
-        return self.controller.preemption(state.keys, num_tokens, num_sequences, mode, away_seconds)
+        return self.controller.preemption(state.keys, num_tokens, num_sequences, mode, num_running)
 
     # -- once per step ----------------------------------------------------------------
 

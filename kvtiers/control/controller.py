@@ -155,11 +155,11 @@ class Controller:
         num_tokens: int,
         num_sequences: int = 1,
         mode: PreemptMode = PreemptMode.COST,
-        away_seconds: float = 0.0,
+        num_running: int = 0,
     ) -> PreemptPlan:
         """Answer an engine that asks whether to swap a victim or to compute it again."""
         match = self.match(keys, 0, min(num_tokens // self.settings.block_size, *map(len, keys)))
-        return self.outlook.preemption(match, num_tokens, num_sequences, mode, away_seconds)
+        return self.outlook.preemption(match, num_tokens, num_sequences, mode, num_running)
 
     def at_hand(self, keys: Sequence[Sequence[BlockKey]], match: Match) -> bool:
         """Whether a load of what was found could run now, and wait for no other."""

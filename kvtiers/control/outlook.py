@@ -148,13 +148,13 @@ class Outlook:
         num_tokens: int,
         num_sequences: int,
         mode: PreemptMode,
-        away_seconds: float = 0.0,
+        num_running: int = 0,
     ) -> PreemptPlan:
         """Compare swapping a victim, of whose blocks some are stored, with computing it again."""
         sources = slowest(match.sources[:, : match.num_blocks])
         stored = np.bincount(sources, minlength=1).tolist()
         size, nbytes = self._settings.block_size, self._settings.block_nbytes
-        victim = Victim(num_tokens, size, nbytes, stored, num_sequences, away_seconds)
+        victim = Victim(num_tokens, size, nbytes, stored, num_sequences, num_running)
         return self._cost.preempt(victim, mode)
 
     def in_step(self, job_ids: Iterable[JobId]) -> None:

@@ -73,7 +73,8 @@ class CostModel:
 
     def preempt(self, victim: Victim, mode: PreemptMode = PreemptMode.COST) -> PreemptPlan:
         """Choose between swapping a victim and computing it again; see `plan_preempt`."""
-        return plan_preempt(victim, self.links, self.prefill, mode)
+        notice = self.noticing.seconds(computes=victim.num_running > 0)
+        return plan_preempt(victim, self.links, self.prefill, mode, notice)
 
     def seconds_saved(
         self, positions: npt.ArrayLike, block_size: int, block_nbytes: int, source: int

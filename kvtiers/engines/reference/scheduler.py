@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
 
 from kvtiers.engines.reference.admission import Admission, fits
 from kvtiers.engines.reference.block_pool import BlockPool
@@ -13,8 +12,6 @@ from kvtiers.engines.reference.lower_tiers import LowerTiers
 from kvtiers.engines.reference.queues import RequestQueue
 from kvtiers.engines.reference.requests import Request, State, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings, Policy
-
-_NEWEST_AWAY: Final = 0.25  # weight of the last one in the mean
 
 
 @dataclass(slots=True)
@@ -66,34 +63,28 @@ class Scheduler:
     def __init__(self, settings: EngineSettings, pool: BlockPool, tiers: LowerTiers) -> None:
         self.settings = settings
         self.pool = pool
-        self.waiting = RequestQueue(settings.policy)
-        self.swapped = RequestQueue(settings.policy)
+        self.queue = RequestQueue(settings.policy)  # waiting and swapped requests
+        self.num_swapped = 0  # of those in the queue
         self.running: list[Request] = []  # in the order of their admission
         self.num_preemptions = 0
         self.num_swaps = 0
         self._tiers = tiers
         self._admission = Admission(settings, pool, tiers)
         self._num_admitted = 0
-        self._now = 0.0
-        self._away_seconds = 0.0  # that those who came back had been away, of late
 
-    def schedule(self, now: float) -> Schedule:
+    def schedule(self) -> Schedule:
         """Return the next step; who it preempts and admits is so from now on."""
-        self._now = now
         step = Schedule(self.settings.max_num_batched_tokens)
         self._schedule_running(step)
         if not step.preempted:  # else there is no room for anybody
-            over: set[str] = set()
-            step.resumed = self._admit(self.swapped, step, over)
-            if all(request.new.tenant in over for request in self.swapped):
-                step.admitted = self._admit(self.waiting, step, over)
+            self._admit(step)
         return step
 
     def preempt(self, request: Request, *, may_swap: bool = True) -> None:
         """Take a running request's blocks away, and queue it in front of others."""
-        swap = may_swap and self._tiers.swap_pays(request, self._away_seconds)
+        num_others = sum(not it.loading for it in self.running if it is not request)
+        swap = may_swap and self._tiers.swap_pays(request, num_others)
         self.running.remove(request)
-        request.preempted_at = self._now
         self.num_preemptions += 1
         if swap:
             self._tiers.swapped(request)
@@ -105,7 +96,8 @@ class Scheduler:
                 self._tiers.dropped(sequence)
         self.release(request)
         request.state = State.SWAPPED if swap else State.WAITING
-        (self.swapped if swap else self.waiting).put_back(request)
+        self.num_swapped += swap
+        self.queue.put_back(request)
 
     def release(self, request: Request) -> None:
         """Free all blocks of a request."""
@@ -119,10 +111,8 @@ class Scheduler:
         """Take a request out of wherever it stands."""
         if request.state is State.RUNNING:
             self.running.remove(request)
-        elif request.state is State.SWAPPED:
-            self.swapped.remove(request)
         else:
-            self.waiting.remove(request)
+            self._dequeue(request)
         request.state = State.FINISHED
 
     def local_blocks(self, sequence: TokenSequence) -> list[int]:
@@ -195,27 +185,29 @@ class Scheduler:
 
     # -- who is admitted --------------------------------------------------------------
 
-    def _admit(self, queue: RequestQueue, step: Schedule, over: set[str]) -> list[Request]:
+    def _admit(self, step: Schedule) -> None:
         """Admit requests in their order, as far as there is room for them.
 
-        Args:
-            over: tenants that have enough; of each, nobody overtakes who had to wait.
+        Of a tenant that has enough, nobody overtakes who had to wait.
         """
-        admitted: list[Request] = []
+        over: set[str] = set()
         idx = 0
-        while idx < len(queue) and step.budget > 0:
-            request = queue[idx]
+        while idx < len(self.queue) and step.budget > 0:
+            request = self.queue[idx]
+            was_swapped = request.state is State.SWAPPED
             verdict = self._try(request, step, over)
-            if verdict is _Verdict.NO_ROOM:
+            if verdict is _Verdict.NO_ROOM or (verdict is _Verdict.ASK_AGAIN and was_swapped):
                 break
             if verdict is _Verdict.ADMITTED:
-                queue.remove(request)
-                admitted.append(request)
+                (step.resumed if was_swapped else step.admitted).append(request)
                 continue
             idx += 1
             if verdict is _Verdict.OVER_SHARE:
                 over.add(request.new.tenant)
-        return admitted
+
+    def _dequeue(self, request: Request) -> None:
+        self.queue.remove(request)
+        self.num_swapped -= request.state is State.SWAPPED
 
     def _try(self, request: Request, step: Schedule, over: set[str]) -> _Verdict:
         """Give a request its blocks, if there are enough, and its first chunk."""
@@ -230,10 +222,7 @@ class Scheduler:
         if not self._admission.find_loads(request, claims):
             return _Verdict.ASK_AGAIN
         in_step = self._admission.allocate(request, claims)
-        if request.preempted_at is not None:
-            away = self._now - request.preempted_at
-            self._away_seconds += _NEWEST_AWAY * (away - self._away_seconds)
-            request.preempted_at = None
+        self._dequeue(request)
         request.state = State.RUNNING
         request.order = self._num_admitted
         self._num_admitted += 1

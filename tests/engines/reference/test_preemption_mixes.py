@@ -1,25 +1,43 @@
-"""Deciding victim by victim is about as good as the better of both ways, and best where requests
-differ; `bench/preemption.py` has more mixes."""
+"""Deciding victim by victim is as good as the better of both ways, on mixes that were fixed before
+any of them was run; `bench/preemption.py` has the other half of them, and more seeds."""
+
+import statistics
+from functools import cache
 
 import pytest
 
-from kvtiers.bench.preemption import MIXES, compare
+from kvtiers.bench.preemption import MIXES, SEEDS, Comparison, compare
 from kvtiers.cost.preempt import PreemptMode
 
+# By eager offload a victim's blocks lie below already, and both ways differ little.
+LAZY = [mix.name for mix in MIXES if mix.offload == "lazy"]
 BY_NAME = {mix.name: mix for mix in MIXES}
-# The worst of all mixes is 2.4 % over the better one, measured with these seeds, November 2026.
-TOLERANCE = 1.03
+TOLERANCE = 1.01
 
 
-@pytest.mark.parametrize("name", ["bursty, far", "mixed, far"])
+@cache
+def comparison(name: str) -> Comparison:
+    return compare(BY_NAME[name], SEEDS[:2])
+
+
+@pytest.mark.parametrize("name", LAZY)
 def test_cost_is_no_worse_than_the_better_of_both(name):
-    found = compare(BY_NAME[name])
-    cost, swap, again = (
-        found[mode] for mode in (PreemptMode.COST, PreemptMode.SWAP, PreemptMode.RECOMPUTE)
+    found = comparison(name)
+    swap, again = found.outcomes[PreemptMode.SWAP], found.outcomes[PreemptMode.RECOMPUTE]
+    assert min(it.num_preemptions for each in found.outcomes.values() for it in each) > 10
+    assert all(it.num_swaps == it.num_preemptions for it in swap)
+    assert not any(it.num_swaps for it in again)
+    assert found.ratio(found.better)[0] <= TOLERANCE
+
+
+def test_cost_is_better_than_both_where_requests_are_mixed():
+    """Short and long ones, over all links: no single way is as good."""
+    found = [comparison(name) for name in LAZY if not name.startswith("bursty")]
+    swaps = sum(it.num_swaps for each in found for it in each.outcomes[PreemptMode.COST])
+    assert (
+        0
+        < swaps
+        < sum(it.num_preemptions for each in found for it in each.outcomes[PreemptMode.COST])
     )
-    assert min(it.num_preemptions for it in found.values()) > 10
-    assert (swap.num_swaps, again.num_swaps) == (swap.num_preemptions, 0)
-    assert cost.p99_seconds <= TOLERANCE * min(swap.p99_seconds, again.p99_seconds)
-    if name == "mixed, far":
-        assert 0 < cost.num_swaps < cost.num_preemptions
-        assert cost.p99_seconds < min(swap.p99_seconds, again.p99_seconds)
+    for mode in (PreemptMode.SWAP, PreemptMode.RECOMPUTE):
+        assert statistics.fmean(each.ratio(mode)[0] for each in found) < 1.0

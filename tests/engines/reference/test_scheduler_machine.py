@@ -124,9 +124,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler = self.engine.scheduler
         places = {
             State.RUNNING: scheduler.running,
-            State.WAITING: [scheduler.waiting[i] for i in range(len(scheduler.waiting))],
-            State.SWAPPED: [scheduler.swapped[i] for i in range(len(scheduler.swapped))],
+            State.WAITING: [it for it in scheduler.queue if it.state is not State.SWAPPED],
+            State.SWAPPED: [it for it in scheduler.queue if it.state is State.SWAPPED],
         }
+        assert len(places[State.SWAPPED]) == scheduler.num_swapped
         where = Counter(r.request_id for requests in places.values() for r in requests)
         assert set(where.values()) <= {1}
         assert len(where) == self.engine.num_unfinished
