@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from kvtiers.cost.links import Links, offload_link
 from kvtiers.cost.loads import Loads
 from kvtiers.cost.prefill import PrefillModel
@@ -29,37 +31,65 @@ class PreemptReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a victim leaves behind, as far as its engine knows.
+
+    Attributes:
+        num_delayed: other requests: what the device does for this one, and what it waits for,
+            delays all that run, and all that wait for room.
+        num_step_tokens: that steps compute in any case: of those that run, and of those in the
+            queue that will be computed when there is room.
+        num_kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when
+            there is room for it again.
+    """
+
+    num_delayed: int = 0
+    num_step_tokens: int = 0
+    num_kept_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Victim:
     """A request that gives way.
 
     Attributes:
         num_tokens: prompt and generated so far.
         block_size: tokens of a block. block_nbytes: bytes of one on a rank, over all KV groups.
-        num_stored_by_source: of its full leading blocks, those that lie below HBM already: index 0
-            in DRAM, 1 + store index in stores; may be shorter than there are stores.
+        stored_sources: of its leading blocks that lie below HBM already, block by block, where:
+            0 in DRAM, 1 + store index in a store.
         num_sequences: of its group; more than one in beam search.
-        num_running: other requests that compute in every step: what the device does for this one
-            delays them all.
+        around: whom it leaves behind.
     """
 
     num_tokens: int
     block_size: int
     block_nbytes: int
-    num_stored_by_source: Sequence[int] = ()
+    stored_sources: Sequence[int] = ()
     num_sequences: int = 1
-    num_running: int = 0
+    around: Surroundings = Surroundings()
 
     @property
     def num_full_blocks(self) -> int:
         """Blocks that can be copied; what is left of its tokens is computed in any case."""
         return self.num_tokens // self.block_size
 
+    @property
+    def num_new_blocks(self) -> int:
+        """Blocks that lie nowhere below yet."""
+        return self.num_full_blocks - len(self.stored_sources)
+
+    @property
+    def num_kept_blocks(self) -> int:
+        """Blocks that it will find in HBM."""
+        kept = min(self.around.num_kept_tokens, self.num_tokens - 1)
+        return max(0, kept) // self.block_size
+
 
 @dataclass(frozen=True, slots=True)
 class PreemptPlan:
     """What to do with a victim, and what both ways were predicted to cost.
 
-    Costs are seconds by which requests together end later: the victim and those that run.
+    Costs are seconds by which requests together end later: the victim and those around it.
 
     Attributes:
         swap: copy what is not yet below, and reload it later; otherwise compute it again.
@@ -79,32 +109,38 @@ def plan_preempt(
     prefill: PrefillModel,
     mode: PreemptMode = PreemptMode.COST,
     notice_seconds: float = 0.0,
+    step_seconds: float = 0.0,
 ) -> PreemptPlan:
     """Choose what delays requests less; ties are computed again, which leaves links free.
 
-    A victim gives way because its blocks are wanted at once, and whoever writes into them waits
-    until they are copied: the step, with all that it serves. Of that wait only the job's latency
-    and what is queued ahead of it are the swap's. The bytes are copied in any case, at the latest
-    when the request ends, and the same requests wait for them then.
+    A victim gives way because its blocks are wanted, and whoever writes into them waits until
+    they are copied: a step, and all requests with it. The first block to be wanted is the last,
+    which is not full and not copied; the others are wanted by the step after this one.
 
     Down counts the queue of the link as it is now; back does not, for that is later.
 
     Args:
         notice_seconds: that a load which is done waits until it is noticed.
+        step_seconds: of the engine's steps of late.
 
     Raises:
         ValueError: more blocks are stored than the victim has, or it has no token.
     """
-    num_stored = sum(victim.num_stored_by_source)
-    if num_stored > victim.num_full_blocks or min(victim.num_stored_by_source, default=0) < 0:
-        raise ValueError(f"{num_stored} of {victim.num_full_blocks} full blocks are stored")
     if victim.num_tokens < 1:
         raise ValueError(f"a victim of {victim.num_tokens} tokens has nothing to lose")
-    down = _down_seconds(victim, num_stored, links)
-    back = _back_seconds(victim, num_stored, links, prefill) + notice_seconds
-    swap_cost = (1 + victim.num_running) * down + back
-    again = float(prefill.seconds(victim.num_tokens))
-    recompute_cost = again + victim.num_running * _held_up_seconds(victim, prefill)
+    if victim.num_new_blocks < 0:
+        raise ValueError(
+            f"{len(victim.stored_sources)} of {victim.num_full_blocks} full blocks are stored"
+        )
+    around = victim.around
+    down = max(0.0, _down_seconds(victim, links) - step_seconds)
+    back = _back_seconds(victim, links, prefill) + notice_seconds
+    swap_cost = (1 + around.num_delayed) * down + back
+    context = victim.num_kept_blocks * victim.block_size
+    num_lost = victim.num_tokens - context
+    again = float(prefill.seconds(num_lost, context))
+    added = float(prefill.added_seconds(num_lost, context, around.num_step_tokens))
+    recompute_cost = again + around.num_delayed * added
     swap, reason = swap_cost < recompute_cost, PreemptReason.RECOMPUTE_FASTER
     if swap:
         reason = PreemptReason.SWAP_FASTER
@@ -115,25 +151,17 @@ def plan_preempt(
     return PreemptPlan(swap, swap_cost, recompute_cost, reason)
 
 
-def _down_seconds(victim: Victim, num_stored: int, links: Links) -> float:
-    """Return what of the wait for the way down is the swap's: the job, and not its bytes."""
-    num_jobs = min(1, victim.num_full_blocks - num_stored)
-    down, queued = links[offload_link()], links.queued_nbytes(offload_link())
-    return float(down.seconds(num_jobs, 0, queued))
+def _down_seconds(victim: Victim, links: Links) -> float:
+    num_new, queued = victim.num_new_blocks, links.queued_nbytes(offload_link())
+    nbytes = num_new * victim.block_nbytes
+    return float(links[offload_link()].seconds(num_new, nbytes, queued))
 
 
-def _back_seconds(victim: Victim, num_stored: int, links: Links, prefill: PrefillModel) -> float:
-    by_source = list(victim.num_stored_by_source) or [0]
-    by_source[0] += victim.num_full_blocks - num_stored
+def _back_seconds(victim: Victim, links: Links, prefill: PrefillModel) -> float:
+    kept = victim.num_kept_blocks
+    by_source = np.bincount(np.asarray(victim.stored_sources[kept:], np.int64), minlength=1)
+    by_source[0] += victim.num_full_blocks - max(kept, len(victim.stored_sources))
     idle = links.without_queues()
-    back = Loads.of_counts(by_source, victim.block_nbytes, idle).seconds(idle)
+    back = Loads.of_counts(by_source.tolist(), victim.block_nbytes, idle).seconds(idle)
     context = min(victim.num_full_blocks * victim.block_size, victim.num_tokens - 1)
     return float(back[0]) + float(prefill.seconds(victim.num_tokens - context, context))
-
-
-def _held_up_seconds(victim: Victim, prefill: PrefillModel) -> float:
-    """Return by how much others' tokens are later: their steps run anyway, and multiply as long as
-    they read the weights in any case."""
-    num_steps = -(-victim.num_tokens // prefill.max_tokens_per_step)
-    usual = num_steps * float(prefill.seconds(1))
-    return max(0.0, float(prefill.seconds(victim.num_tokens)) - usual)

@@ -24,6 +24,7 @@ class BlockPool:
         self._per_hash = blocks_per_hash
         self._refs = [0] * (num_blocks + 1)
         self._free = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self.num_taken = 0  # blocks that were handed out so far
         self._runs: dict[bytes, Sequence[int]] = {}  # hash -> its blocks
         self._hash_of: dict[int, bytes] = {}  # each block of a run that is cached
 
@@ -74,6 +75,7 @@ class BlockPool:
         if num > len(self._free):
             raise ProtocolError(f"{num} blocks are wanted, {len(self._free)} are free")
         pop, refs, hash_of = self._free.popitem, self._refs, self._hash_of
+        self.num_taken += num
         taken = [pop(last=False)[0] for _ in range(num)]
         for block_id in taken:
             refs[block_id] = 1

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.step import Reload, Step
-from kvtiers.cost.preempt import PreemptMode
+from kvtiers.cost.preempt import PreemptMode, Surroundings
 from kvtiers.engines.reference.requests import Request, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.messages import StepOrders
@@ -46,15 +46,15 @@ class LowerTiers:
             sequence.sequence_id, sequence.hashes, sequence.num_known, num_local
         )
 
-    def swap_pays(self, request: Request, num_running: int) -> bool:
-        """Whether to swap a victim, beside so many others that run, or to recompute it."""
+    def swap_pays(self, request: Request, around: Surroundings) -> bool:
+        """Whether to swap a victim that leaves others behind, or to recompute it."""
         if self._connector is None:
             return False
         head = request.live[0]
         mode, num = self._settings.preemption, max(1, head.num_computed)
         places = request.num_places
         name = head.sequence_id
-        return self._connector.preemption(name, num, places, mode, num_running).swap
+        return self._connector.preemption(name, num, places, mode, around).swap
 
     # -- commands ---------------------------------------------------------------------
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Final
 
+from kvtiers.cost.preempt import Surroundings
 from kvtiers.engines.reference.admission import Admission, fits
 from kvtiers.engines.reference.block_pool import BlockPool
 from kvtiers.engines.reference.lower_tiers import LowerTiers
 from kvtiers.engines.reference.queues import RequestQueue
 from kvtiers.engines.reference.requests import Request, State, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings, Policy
+
+_NEWEST_AWAY: Final = 0.25  # weight of the last one in the mean
 
 
 @dataclass(slots=True)
@@ -71,6 +75,10 @@ class Scheduler:
         self._tiers = tiers
         self._admission = Admission(settings, pool, tiers)
         self._num_admitted = 0
+        # Of each victim, how many blocks the pool had handed out when it lost its own; and how many
+        # more it has handed out, of late, until one was back: the victim's among the first.
+        self._away: dict[str, int] = {}
+        self._num_taken_away = 0.0
 
     def schedule(self) -> Schedule:
         """Return the next step; who it preempts and admits is so from now on."""
@@ -82,9 +90,9 @@ class Scheduler:
 
     def preempt(self, request: Request, *, may_swap: bool = True) -> None:
         """Take a running request's blocks away, and queue it in front of others."""
-        num_others = sum(not it.loading for it in self.running if it is not request)
-        swap = may_swap and self._tiers.swap_pays(request, num_others)
+        swap = may_swap and self._tiers.swap_pays(request, self._around(request))
         self.running.remove(request)
+        self._away[request.request_id] = self.pool.num_taken
         self.num_preemptions += 1
         if swap:
             self._tiers.swapped(request)
@@ -205,9 +213,29 @@ class Scheduler:
             if verdict is _Verdict.OVER_SHARE:
                 over.add(request.new.tenant)
 
+    def _around(self, victim: Request) -> Surroundings:
+        """Return whom a victim leaves behind, and what it will find in HBM when it returns."""
+        running = [it for it in self.running if it is not victim and not it.loading]
+        num_tokens = sum(it.num_places for it in running)
+        for request in self.queue:
+            if num_tokens >= self.settings.max_num_batched_tokens:
+                break
+            if request.state is not State.SWAPPED:
+                num_tokens += sum(sequence.num_known for sequence in request.live)
+        taken, away = self.pool.num_taken, self._away.values()
+        so_far = sum(taken - then for then in away) / max(len(away), 1)
+        lost = max(self._num_taken_away, so_far) - self.pool.num_free
+        kept = victim.num_blocks - max(0.0, lost) if self.settings.prefix_caching else 0.0
+        return Surroundings(
+            num_delayed=len(running) + len(self.queue),
+            num_step_tokens=min(num_tokens, self.settings.max_num_batched_tokens),
+            num_kept_tokens=max(0, int(kept)) * self.settings.block_size,
+        )
+
     def _dequeue(self, request: Request) -> None:
         self.queue.remove(request)
         self.num_swapped -= request.state is State.SWAPPED
+        self._away.pop(request.request_id, None)
 
     def _try(self, request: Request, step: Schedule, over: set[str]) -> _Verdict:
         """Give a request its blocks, if there are enough, and its first chunk."""
@@ -222,6 +250,9 @@ class Scheduler:
         if not self._admission.find_loads(request, claims):
             return _Verdict.ASK_AGAIN
         in_step = self._admission.allocate(request, claims)
+        if request.request_id in self._away:
+            taken = self.pool.num_taken - self._away[request.request_id]
+            self._num_taken_away += _NEWEST_AWAY * (taken - self._num_taken_away)
         self._dequeue(request)
         request.state = State.RUNNING
         request.order = self._num_admitted
