@@ -285,7 +285,8 @@ class PrefillModel:
         """
         room = max(1, self.max_tokens_per_step - num_others)
         num_whole, rest = divmod(n, room)
-        flops = num_whole * self.step_flops(room + num_others) + self.step_flops(rest + num_others)
+        flops = num_whole * self.step_flops(room + num_others)
+        flops = flops + self.step_flops(max(1, rest + num_others))
         usual = (num_whole + 1) * self.step_flops(max(1, num_others))
         _, per_flop, per_attention_flop, _ = self._cost.coefficients
         attention = float(self.shape.attention_flops(n, context)) * per_attention_flop
