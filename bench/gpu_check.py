@@ -4,7 +4,9 @@
 
 Every layout and route is checked byte for byte on random data with poisoned targets, and the order
 of copies behind a busy stream; then speeds are measured against the fastest copy of one large
-page-locked piece, in this same run. One table, and all numbers with `--out`.
+page-locked piece, in this same run. One table, and all numbers with `--out`, which is written after
+each section: what is interrupted keeps what it had. The exit code is 0 where every line holds, 1
+where one does not, 2 where nothing could be checked.
 
 The checks alone, on small layouts, for CUDA's own tools; `--sanitizers` runs these four:
 
@@ -20,6 +22,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -46,8 +49,9 @@ from kvtiers.model.errors import KVTiersError
 
 GATHER, SCATTER = Direction.GATHER, Direction.SCATTER
 LAST_START_SECONDS = 240.0  # no section begins later: all of it must end within five minutes
+LAST_ROW_SECONDS = 280.0  # and none goes on later than this
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-TOOL_SECONDS = 120.0
+TOOLS_SECONDS = 280.0  # for all of them
 SMALL = Sizes(largest_layout=256 * MIB)
 
 # Of a device, a driver, a disk, and of numbers that make no sense.
@@ -111,13 +115,15 @@ def run_tools() -> Iterator[dict[str, Any]]:
     program = shutil.which("compute-sanitizer")
     if program is None:
         raise RuntimeError("not run: compute-sanitizer is not installed")
-    for tool in TOOLS:
+    deadline = time.perf_counter() + TOOLS_SECONDS
+    for done, tool in enumerate(TOOLS):
+        seconds = (deadline - time.perf_counter()) / (len(TOOLS) - done)
         command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, __file__]
         try:
             ran = subprocess.run([*command, "--sanitize"], capture_output=True, text=True,
-                                 check=False, timeout=TOOL_SECONDS)  # fmt: skip
+                                 check=False, timeout=seconds)  # fmt: skip
         except subprocess.TimeoutExpired:
-            yield {"tool": tool, "said": f"not over after {TOOL_SECONDS:.0f} s", "clean": False}
+            yield {"tool": tool, "said": f"not over after {seconds:.0f} s", "clean": False}
             continue
         lines = [line for line in (ran.stdout + ran.stderr).splitlines() if "SUMMARY" in line]
         said = lines[-1].strip("= ") if lines else f"exit code {ran.returncode}"
@@ -152,25 +158,46 @@ def sections_of(machine: Machine, scratch: Path, *, sanitize: bool) -> dict[str,
     }
 
 
-def run(machine: Machine, sections: Mapping[str, Section]) -> dict[str, Any]:
+def run(
+    machine: Machine, sections: Mapping[str, Section], out: Path | None = None
+) -> dict[str, Any]:
     """Run sections; one that fails, or has no time left, is a sentence in the report."""
     started = time.perf_counter()
-    report: dict[str, Any] = {"facts": machine.facts(), "sections": {}, "seconds": {}}
+    report: dict[str, Any] = {"facts": machine.facts(), "sections": {}, "seconds": {"all": 0.0}}
     print(json.dumps(report["facts"]), flush=True)
+    stopped = ""
     for name, section in sections.items():
         begun = time.perf_counter()
-        if begun - started > LAST_START_SECONDS:
-            report["sections"][name] = f"not run: {begun - started:.0f} s have passed"
+        if not stopped and begun - started > LAST_START_SECONDS:
+            stopped = f"{begun - started:.0f} s have passed"
+        if stopped:
+            report["sections"][name] = f"not run: {stopped}"
             continue
         try:
-            report["sections"][name] = [dict(row) for row in section()]
+            report["sections"][name] = _rows(section, started + LAST_ROW_SECONDS)
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+            report["sections"][name] = "failed: interrupted"
         except EXPECTED as error:
             said = str(error)
             report["sections"][name] = said if said.startswith("not run") else f"failed: {error!r}"
         report["seconds"][name] = time.perf_counter() - begun
+        report["seconds"]["all"] = time.perf_counter() - started
         print(f"{name}: {report['seconds'][name]:.1f} s", file=sys.stderr, flush=True)
-    report["seconds"]["all"] = time.perf_counter() - started
+        if out is not None:
+            out.write_text(json.dumps(report, indent=1) + "\n")
     return report
+
+
+def _rows(section: Section, deadline: float) -> list[dict[str, Any]]:
+    """Return a section's rows, as many as time allows; at least one."""
+    rows = []
+    for row in section():
+        rows.append(dict(row))
+        if time.perf_counter() > deadline:
+            print("the time is over: the section ends here", file=sys.stderr, flush=True)
+            break
+    return rows
 
 
 def write(report: Mapping[str, Any], out: Path | None) -> int:
@@ -214,8 +241,25 @@ def find_machine(sizes: Sizes) -> Machine | str:
     return Machine(found, native.kernels(), sizes=sizes)
 
 
+def wrong_paths(chosen: argparse.Namespace) -> str | None:
+    """Return why results would be lost, or the disk not measured; before minutes are spent."""
+    scratch, out = chosen.scratch, chosen.out
+    if scratch is not None and not (scratch.is_dir() and os.access(scratch, os.W_OK)):
+        return f"--scratch {scratch}: no folder that can be written to"
+    if out is not None and (
+        out.is_dir() or not out.absolute().parent.is_dir()
+        or not os.access(out if out.exists() else out.absolute().parent, os.W_OK)
+    ):  # fmt: skip
+        return f"--out {out}: no file that can be written"
+    return None
+
+
 def main(arguments: Sequence[str], machine: Machine | str | None = None) -> int:
     chosen = options(arguments)
+    wrong = wrong_paths(chosen)
+    if wrong is not None:
+        print(wrong)
+        return 2
     if machine is None:
         machine = find_machine(SMALL if chosen.sanitize else Sizes())
     if isinstance(machine, str):
@@ -225,7 +269,7 @@ def main(arguments: Sequence[str], machine: Machine | str | None = None) -> int:
         sections = sections_of(machine, Path(scratch), sanitize=chosen.sanitize)
         if chosen.sanitizers:
             sections = {"sanitizers": run_tools}
-        report = run(machine, sections)
+        report = run(machine, sections, chosen.out)
     return 1 if write(report, chosen.out) else 0
 
 

@@ -99,6 +99,7 @@ void bind_cuda(nb::module_ &module) {
              "Queue a batch behind a marker, 0 for none; return its ticket. Raises ValueError\n"
              "with the row, IndexError for an unknown marker, CudaError where refused.")
         .def("done", &DeviceCopier::done, nb::arg("ticket"),
+             nb::call_guard<nb::gil_scoped_release>(),
              "Seconds that a batch took behind its marker; None while it runs. Being over consumes\n"
              "it; so does CudaError. Raises IndexError.")
         .def("wait", &DeviceCopier::wait, nb::arg("ticket"),

@@ -26,7 +26,8 @@ DeviceCopier::DeviceCopier(std::shared_ptr<const Driver> driver, int device,
     const Current current(*driver_, device_);
     int same = 0;
     driver_->check("cuDeviceGetAttribute",
-                   (*driver_)().device_attribute(&same, kHostAddresses, device));
+                   (*driver_)().device_attribute(&same, kHostAddresses,
+                                                 driver_->handle(device)));
     if (same == 0) throw Error("the device has other addresses for page-locked memory");
     try {
         prepare(kernels, allocations, groups);
@@ -259,6 +260,11 @@ void DeviceCopier::release() {
     const auto drop = [&calls](Event event) {
         if (event != nullptr) calls.event_destroy(event);
     };
+    {  // first: the engine's thread may still mark, which uses streams
+        const std::lock_guard<std::mutex> guard(markers_mutex_);
+        for (const Event event : markers_) drop(event);
+        markers_.clear();
+    }
     for (Lane &lane : lanes_) {
         drop(lane.turn);
         for (std::size_t i = 0; i < kBuffers; ++i) {
@@ -283,11 +289,6 @@ void DeviceCopier::release() {
         drop(span.over);
     }
     spare_.clear();
-    {
-        const std::lock_guard<std::mutex> guard(markers_mutex_);
-        for (const Event event : markers_) drop(event);
-        markers_.clear();
-    }
     if (module_ != nullptr) calls.module_unload(module_);
     module_ = nullptr;
 }

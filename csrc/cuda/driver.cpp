@@ -38,6 +38,7 @@ Driver::Driver(const std::string &library) {
     bind(calls_.init, "cuInit");
     bind(calls_.get_error_name, "cuGetErrorName");
     bind(calls_.device_count, "cuDeviceGetCount");
+    bind(calls_.device_get, "cuDeviceGet");
     bind(calls_.device_attribute, "cuDeviceGetAttribute");
     bind(calls_.device_pci_address, "cuDeviceGetPCIBusId");
     bind(calls_.context_retain, "cuDevicePrimaryCtxRetain");
@@ -121,27 +122,36 @@ void Driver::limit_batch_version(int version) {
     batch_version_ = batch_ == nullptr ? 0 : version;
 }
 
-Context Driver::context(int device) const {
+int Driver::handle(int device) const {
     if (device < 0 || device >= num_devices_)
         throw Error("there is no CUDA device " + std::to_string(device) + ", only " +
                     std::to_string(num_devices_));
+    int handle = 0;
+    check("cuDeviceGet", calls_.device_get(&handle, device));
+    return handle;
+}
+
+Context Driver::context(int device) const {
     const std::lock_guard<std::mutex> guard(contexts_mutex_);
-    Context &context = contexts_[device];
-    if (context == nullptr)
-        check("cuDevicePrimaryCtxRetain", calls_.context_retain(&context, device));
+    const auto found = contexts_.find(device);
+    if (found != contexts_.end()) return found->second;
+    Context context = nullptr;
+    check("cuDevicePrimaryCtxRetain", calls_.context_retain(&context, handle(device)));
+    contexts_[device] = context;
     return context;
 }
 
 int Driver::compute_capability(int device) const {
     int parts[2] = {};
+    const int asked = handle(device);
     for (int i = 0; i < 2; ++i)  // attributes 75 and 76: major and minor
-        check("cuDeviceGetAttribute", calls_.device_attribute(&parts[i], 75 + i, device));
+        check("cuDeviceGetAttribute", calls_.device_attribute(&parts[i], 75 + i, asked));
     return 10 * parts[0] + parts[1];
 }
 
 std::string Driver::pci_address(int device) const {
     char text[32] = {};
-    check("cuDeviceGetPCIBusId", calls_.device_pci_address(text, sizeof(text) - 1, device));
+    check("cuDeviceGetPCIBusId", calls_.device_pci_address(text, sizeof(text) - 1, handle(device)));
     return text;
 }
 

@@ -40,6 +40,7 @@ struct Calls {
     Result (*init)(unsigned);
     Result (*get_error_name)(Result, const char **);
     Result (*device_count)(int *);
+    Result (*device_get)(int *, int);
     Result (*device_attribute)(int *, int, int);
     Result (*device_pci_address)(char *, int, int);
     Result (*context_retain)(Context *, int);
@@ -78,6 +79,9 @@ class Driver {
     // Of CUDA, as the driver states it: 13000 is 13.0.
     int version() const { return version_; }
     int num_devices() const { return num_devices_; }
+
+    // How the driver's calls name a device. Throws Error where there is no such device.
+    int handle(int device) const;
 
     // 90 is 9.0. Throws Error.
     int compute_capability(int device) const;

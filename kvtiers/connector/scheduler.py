@@ -254,7 +254,7 @@ class SchedulerConnector:
         self._backlog.scheduled(step.num_computed_tokens)
         sync, self._sync = self._sync, []
         self.lasting.tell(controller)  # for those that wait: nobody asks about them
-        controller.outlook.running = set(step.num_computed_tokens)
+        controller.outlook.running = {*step.num_computed_tokens, *step.running}
         orders = controller.take_orders(step.num_scheduled_tokens, sync, self._clock())
         self.lasting.ask(controller)
         return replace(orders, generation=self.lasting.generation)

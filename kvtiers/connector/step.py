@@ -28,13 +28,14 @@ class Step:
     """What the engine is about to run.
 
     Attributes:
-        num_computed_tokens: request id to tokens computed once this step is done, for every
-            request in it.
+        num_computed_tokens: request id to tokens computed once this step is done; for every
+            request in it that begins, or completes a block.
         overwritten: engine blocks that the step fills.
         preempted: requests that lost their blocks since the last step.
         block_ids: gives a scheduled request's engine blocks, per KV group; it may be slow, and
             is only called for requests that completed a block.
         num_scheduled_tokens: tokens in the step.
+        running: requests in the step; those in `num_computed_tokens` may be left out.
     """
 
     num_computed_tokens: dict[str, int]
@@ -42,3 +43,4 @@ class Step:
     preempted: Iterable[str]
     block_ids: Callable[[str], BlockIds]
     num_scheduled_tokens: int
+    running: Iterable[str] = ()

@@ -105,7 +105,7 @@ class WorkerConnector:
             if transfer.kind is not TransferKind.RELOAD:
                 self._submit(transfer, marker)
         if orders.fences and not self._executor.wait_read(orders.fences, FENCE_SECONDS):
-            logger.warning("offloads %s were not read in time and dropped", orders.fences)
+            logger.warning("offloads %s were not read in time and dropped", [*orders.fences])
             self._count("fences_missed")
         for transfer in orders.before:
             if transfer.kind is TransferKind.RELOAD:

@@ -93,7 +93,6 @@ class Controller:
         self._asking: set[tuple[str, BlockKey]] = set()
         self._before: list[Transfer] = []
         self._late: list[Transfer | None] = []  # of epochs that a reset has ended
-        self._fenced: set[JobId] = set()
         self._step = 0
         self._departures = Departures(places, counters)
         self._suspects = Suspects(places, self.jobs)
@@ -207,7 +206,7 @@ class Controller:
 
     def overwritten(self, block_ids: Iterable[int]) -> None:
         """Note that the engine will fill blocks in this step: running offloads read them first."""
-        self._fenced |= self.fences.guarding(block_ids)
+        self.fences.overwritten(block_ids)
 
     def computed(
         self, keys: Sequence[BlockKey], block_ids: Sequence[int], first: int, end: int
@@ -330,14 +329,13 @@ class Controller:
             epoch=self.epoch,
             before=tuple(before),
             after=() if after is None else (after,),
-            fences=tuple(sorted(self._fenced)),
+            fences=self.fences.take(),
             sync_loads=tuple(sync_jobs),
             forgets=tuple(self._departures.forgets()),
             num_scheduled_tokens=num_scheduled_tokens,
         )
         self._suspects.remember([*self._before, *orders.after])
         self._before = []
-        self._fenced = set()
         return orders
 
     def take_lookups(self) -> list[Lookup]:

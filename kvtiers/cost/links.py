@@ -148,11 +148,6 @@ class LinkModel:
             self._last_job = job
             self._remember_best()
 
-    def observe_unfinished(self, num_blocks: int, nbytes: int, seconds: float) -> None:
-        """Learn from a job that has not ended: it takes at least so long."""
-        if num_blocks > 0 and seconds > float(self.seconds(num_blocks, nbytes)):
-            self.observe(num_blocks, nbytes, seconds)
-
     def seconds_at_best(self, num_blocks: int, nbytes: int) -> float:
         """Return the seconds of a job on an idle link that is as fast as it has been at best."""
         return _dot(self._at_best, (1.0, float(num_blocks), float(nbytes)))
@@ -322,10 +317,6 @@ class Links(Mapping[str, LinkModel]):
     def without_queues(self) -> Links:
         """Return the same links, the models shared, with nothing queued."""
         return Links(self.stores, self._models)
-
-    def forget_queues(self) -> None:
-        """Start every queue at 0: a new epoch voids what was ordered before."""
-        self._queued = dict.fromkeys(self._models, 0)
 
 
 def _dot(coefficients: Sequence[float], features: Sequence[float]) -> float:

@@ -73,7 +73,7 @@ class CostModel:
 
     def preempt(self, victim: Victim, mode: PreemptMode = PreemptMode.COST) -> PreemptPlan:
         """Choose between swapping a victim and computing it again; see `plan_preempt`."""
-        notice = self.noticing.seconds(computes=victim.around.num_step_tokens > 0)
+        notice = self.noticing.seconds(computes=victim.around.num_running > 0)
         step = self.noticing.step_seconds
         return plan_preempt(victim, self.links, self.prefill, mode, notice, step)
 

@@ -35,17 +35,23 @@ class Surroundings:
     """What a victim leaves behind, as far as its engine knows.
 
     Attributes:
-        num_delayed: other requests: what the device does for this one, and what it waits for,
-            delays all that run, and all that wait for room.
+        num_running, num_waiting: other requests, in the batch and in the queue. What the device
+            does for the victim, and what it waits for, delays them all.
         num_step_tokens: that steps compute in any case: of those that run, and of those in the
             queue that will be computed when there is room.
         num_kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when
             there is room for it again.
     """
 
-    num_delayed: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
     num_step_tokens: int = 0
     num_kept_tokens: int = 0
+
+    @property
+    def num_others(self) -> int:
+        """All of them."""
+        return self.num_running + self.num_waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class PreemptPlan:
 
     Attributes:
         swap: copy what is not yet below, and reload it later; otherwise compute it again.
-        swap_cost_seconds: the way down delays all, the way back the victim.
+        swap_cost_seconds: what the way down holds up delays all, the way back the victim.
         recompute_cost_seconds: its steps delay all.
     """
 
@@ -113,9 +119,9 @@ def plan_preempt(
 ) -> PreemptPlan:
     """Choose what delays requests less; ties are computed again, which leaves links free.
 
-    A victim gives way because its blocks are wanted, and whoever writes into them waits until
-    they are copied: a step, and all requests with it. The first block to be wanted is the last,
-    which is not full and not copied; the others are wanted by the step after this one.
+    A victim gives way because its blocks are wanted, and whoever writes into them before they are
+    copied waits until those are: a step, and all requests with it. The first block to be wanted is
+    the last, which is not full and not copied; others are wanted from the next step on.
 
     Down counts the queue of the link as it is now; back does not, for that is later.
 
@@ -133,14 +139,14 @@ def plan_preempt(
             f"{len(victim.stored_sources)} of {victim.num_full_blocks} full blocks are stored"
         )
     around = victim.around
-    down = max(0.0, _down_seconds(victim, links) - step_seconds)
+    stall = _stall_seconds(victim, links, step_seconds)
     back = _back_seconds(victim, links, prefill) + notice_seconds
-    swap_cost = (1 + around.num_delayed) * down + back
+    swap_cost = (1 + around.num_others) * stall + back
     context = victim.num_kept_blocks * victim.block_size
     num_lost = victim.num_tokens - context
     again = float(prefill.seconds(num_lost, context))
     added = float(prefill.added_seconds(num_lost, context, around.num_step_tokens))
-    recompute_cost = again + around.num_delayed * added
+    recompute_cost = again + around.num_others * added
     swap, reason = swap_cost < recompute_cost, PreemptReason.RECOMPUTE_FASTER
     if swap:
         reason = PreemptReason.SWAP_FASTER
@@ -151,10 +157,20 @@ def plan_preempt(
     return PreemptPlan(swap, swap_cost, recompute_cost, reason)
 
 
-def _down_seconds(victim: Victim, links: Links) -> float:
-    num_new, queued = victim.num_new_blocks, links.queued_nbytes(offload_link())
-    nbytes = num_new * victim.block_nbytes
-    return float(links[offload_link()].seconds(num_new, nbytes, queued))
+def _stall_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
+    """Return for how long steps wait for blocks that are on their way down.
+
+    In each step those that run write into as many blocks as they grow by, and these are copied
+    ahead of all others: the rest goes on meanwhile, and while the step computes.
+    """
+    num_new, way = victim.num_new_blocks, links[offload_link()]
+    queued = links.queued_nbytes(offload_link())
+    down = float(way.seconds(num_new, num_new * victim.block_nbytes, queued))
+    left = max(0.0, down - step_seconds)
+    num_written = max(1.0, victim.around.num_running / victim.block_size)
+    each = float(way.seconds(num_written, num_written * victim.block_nbytes))
+    num_steps, rest = divmod(left, each + step_seconds) if left else (0.0, 0.0)
+    return num_steps * each + min(each, rest)
 
 
 def _back_seconds(victim: Victim, links: Links, prefill: PrefillModel) -> float:

@@ -60,7 +60,10 @@ def flat_address(array: Any) -> tuple[int, int]:
     Raises:
         LayoutError: it is on no CUDA device, or not contiguous.
     """
-    interface = getattr(array, "__cuda_array_interface__", None)
+    try:
+        interface = getattr(array, "__cuda_array_interface__", None)
+    except (KeyError, RuntimeError):  # torch has no name there for 8-bit floats, nor for gradients
+        return _address_of_tensor(array)
     if interface is None and hasattr(array, "__dlpack__") and _on_cuda(array):
         interface = _taken_over(array).__cuda_array_interface__
     if interface is None:
@@ -76,6 +79,15 @@ def flat_address(array: Any) -> tuple[int, int]:
             raise LayoutError(f"array of shape {interface['shape']}, strides {strides}: not flat")
         nbytes *= size
     return int(interface["data"][0]), nbytes
+
+
+def _address_of_tensor(tensor: Any) -> tuple[int, int]:
+    """Return what torch itself says of a tensor."""
+    if not tensor.is_contiguous():
+        raise LayoutError(
+            f"tensor of shape {tuple(tensor.shape)}, strides {tensor.stride()}: not flat"
+        )
+    return int(tensor.data_ptr()), int(tensor.numel() * tensor.element_size())
 
 
 def _taken_over(array: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NewType
 
@@ -11,7 +11,7 @@ from kvtiers.data.copier import Direction, Marker
 from kvtiers.data.load_lane import LoadLane
 from kvtiers.data.offload_lane import OffloadLane
 from kvtiers.data.portions import PORTIONS, Portions
-from kvtiers.data.runs import Run
+from kvtiers.data.runs import Run, Unread
 from kvtiers.data.transfer_check import check_transfer
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.errors import ProtocolError, TransferError
@@ -53,12 +53,12 @@ class Executor:
         self._shop = shop
         self._loads = LoadLane(shop, piece_nbytes, verify_dram=verify_dram, portions=portions)
         self._offloads = OffloadLane(shop, piece_nbytes, verify_dram=verify_dram)
-        self._inbox: deque[Run | Forget | _Era | _GivenUp] = deque()
+        self._inbox: deque[Run | Forget | Unread | _Era | _GivenUp] = deque()
         self._outbox: deque[Completion] = deque()
         self._open: set[JobId] = set()
-        self._unread: set[JobId] = set()
+        self._unread: dict[JobId, Run] = {}
         self._unloaded: set[JobId] = set()
-        self._fenced: set[JobId] = set()
+        self._fence = Unread()
         self._needed: set[JobId] = set()
         self._first_pending: dict[JobId, int] = {}
         self._era = _Era(0, shop.key_space.generation)
@@ -84,7 +84,7 @@ class Executor:
         run = Run(transfer, marker, shop.clock() + transfer.deadline)
         self._open.add(transfer.job_id)
         if transfer.kind is TransferKind.OFFLOAD:
-            self._unread.add(transfer.job_id)
+            self._unread[transfer.job_id] = run
         elif transfer.kind is TransferKind.RELOAD:
             self._unloaded.add(transfer.job_id)
         self._inbox.append(run)
@@ -114,15 +114,21 @@ class Executor:
             self._era = era
             self._inbox.append(era)
 
-    def fence(self, job_ids: Iterable[JobId]) -> set[JobId]:
-        """Hurry offloads whose blocks are about to be overwritten; returns those still to read."""
-        unread = self.unread(job_ids)
-        self._fenced.update(unread)
-        return unread
+    def fence(self, fences: Mapping[JobId, Iterable[int]]) -> Unread:
+        """Hurry the reading of engine blocks that are about to be overwritten.
 
-    def unread(self, job_ids: Iterable[JobId]) -> set[JobId]:
-        """Return which offloads have yet to read HBM."""
-        return self._unread.intersection(job_ids)
+        Args:
+            fences: blocks, by the offload that reads them. One that is over has read its own.
+
+        Returns:
+            what of it is still to be read, also later.
+        """
+        runs = [(self._unread.get(job_id), blocks) for job_id, blocks in fences.items()]
+        fence = Unread([(run, run.rows_of(blocks)) for run, blocks in runs if run is not None])
+        if fence.jobs:
+            self._fence = fence
+            self._inbox.append(fence)
+        return fence
 
     def unloaded(self, job_ids: Iterable[JobId]) -> set[JobId]:
         """Return which reloads have not been settled."""
@@ -156,8 +162,8 @@ class Executor:
 
     @property
     def hurried(self) -> bool:
-        """Whether a forward pass waits for a load."""
-        return bool(self._needed)
+        """Whether an engine step waits for a load, or to overwrite a block."""
+        return bool(self._needed or self._fence.jobs)
 
     # -- from the thread that advances ------------------------------------------------
 
@@ -169,7 +175,7 @@ class Executor:
         self._loads.expire(now)
         self._offloads.expire(now)
         began = (
-            self._offloads.begin_gather(self._fenced)
+            self._offloads.begin_hurried()
             or self._loads.begin(self._needed)
             or self._offloads.begin_gather()
             or self._offloads.begin_write()
@@ -218,13 +224,15 @@ class Executor:
                 self._inbox.popleft()
         return accepted
 
-    def _take(self, order: Run | Forget | _Era | _GivenUp) -> None:
+    def _take(self, order: Run | Forget | Unread | _Era | _GivenUp) -> None:
         if isinstance(order, Run):
             reads = order.transfer.kind in (TransferKind.RELOAD, TransferKind.PROMOTE)
             (self._loads if reads else self._offloads).accept(order)
         elif isinstance(order, Forget):
             names = [self._shop.key_space.name(key) for key in order.block_keys()]
             self._shop.stores.delete(order.store, names)
+        elif isinstance(order, Unread):
+            self._offloads.hurry(order)
         elif isinstance(order, frozenset):
             self._offloads.give_up(order)
         else:
@@ -260,8 +268,7 @@ class Executor:
         for completion in [*self._loads.take_completions(), *self._offloads.take_completions()]:
             self._outbox.append(completion)
             self._unloaded.discard(completion.job_id)
-            self._unread.discard(completion.job_id)
-            self._fenced.discard(completion.job_id)
+            self._unread.pop(completion.job_id, None)
             self._needed.discard(completion.job_id)
             self._first_pending.pop(completion.job_id, None)
             if completion.last:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from kvtiers.data.copier import Marker
 from kvtiers.data.executor import Executor
@@ -64,22 +64,22 @@ class ExecutorThread:
             links, self._links = self._links, []
         return tuple(links)
 
-    def wait_read(self, job_ids: Iterable[JobId], seconds: float) -> bool:
-        """Wait until offloads have read HBM, so that their blocks may be overwritten.
+    def wait_read(self, fences: Mapping[JobId, Iterable[int]], seconds: float) -> bool:
+        """Wait until offloads have read some engine blocks, so that these may be overwritten.
 
-        After `seconds`, what has not begun is dropped and only running copies are waited for.
+        After `seconds`, what these offloads have not begun is dropped, and only copies that run
+        are waited for.
 
         Returns:
             whether everything was read; False when something had to be dropped.
         """
-        wanted = set(job_ids)
-        self._executor.fence(wanted)
+        fence = self._executor.fence(fences)
         self._ring()
-        if self._wait(lambda: not self._executor.unread(wanted), seconds):
+        if self._wait(lambda: not fence.jobs, seconds):
             return True
-        self._executor.give_up(wanted)
+        self._executor.give_up(fence.jobs)
         self._ring()
-        self._wait(lambda: not self._executor.unread(wanted), None)
+        self._wait(lambda: not fence.jobs, None)
         return False
 
     def wait_loaded(self, job_ids: Iterable[JobId], seconds: float | None) -> bool:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
 from kvtiers.data.copier import Direction
 from kvtiers.data.portions import MAX_FRAMES_IN_STORE
-from kvtiers.data.runs import PENDING, Run
+from kvtiers.data.runs import PENDING, Run, Unread
 from kvtiers.data.slot_map import SlotState
 from kvtiers.data.workshop import Workshop
 from kvtiers.model.messages import DRAM, Completion, JobId, TransferKind, UInt8s
 from kvtiers.model.outcome import Outcome
+
+# Under way: enough to keep a device busy between two looks at it, few enough to wait for, since
+# what an engine step needs cannot overtake them.
+MAX_PIECES: Final = 2
 
 
 class OffloadLane:
@@ -42,13 +47,20 @@ class OffloadLane:
         """Void what has not begun of earlier epochs."""
         self._epoch = epoch
 
-    def begin_gather(self, only: Collection[JobId] | None = None) -> bool:
-        """Start one piece of a gather, of the jobs in `only` if given; False when all began."""
-        return any(
-            self._gather(run)
-            for run in self._gathering
-            if only is None or run.transfer.job_id in only
-        )
+    def hurry(self, fence: Unread) -> None:
+        """Gather some rows before all others: an engine step waits to overwrite their blocks."""
+        for run, rows in fence.rows:
+            run.hurry(rows.tolist())
+
+    def begin_hurried(self) -> bool:
+        """Start one piece of what engine steps wait for; False when all of it began."""
+        return any(self._gather(run, run.num_hurried) for run in self._gathering if run.num_hurried)
+
+    def begin_gather(self) -> bool:
+        """Start one piece of a gather; False when all began, or enough is under way."""
+        if self._shop.nbytes_copying(Direction.GATHER) >= MAX_PIECES * self._piece_nbytes:
+            return False
+        return any(self._gather(run, len(run.todo)) for run in self._gathering)
 
     def begin_write(self) -> bool:
         """Start writing some frames; False when every store is busy or has nothing to write."""
@@ -70,6 +82,7 @@ class OffloadLane:
         """Settle everything as FAILED but what a store is reading; no copy runs."""
         for run in self._gathering:
             run.todo.clear()
+            run.num_hurried = 0
             for row in np.flatnonzero(run.dram == PENDING).tolist():
                 self._lose(run, row, Outcome.FAILED)
         for run in self._writing:
@@ -122,14 +135,15 @@ class OffloadLane:
     def _holds(self, run: Run, row: int) -> bool:
         return self._shop.slots.state(int(run.slots[row]), run.keys[row]) is SlotState.HOLDS
 
-    def _gather(self, run: Run) -> bool:
+    def _gather(self, run: Run, most: int) -> bool:
         if self._stale(run):
             self._abandon(run, Outcome.STALE)
         rows: list[int] = []
         room = self._piece_nbytes
-        while run.todo and room > 0:
+        while run.todo and room > 0 and len(rows) < most:
             rows.append(run.todo.pop())
             room -= self._shop.formats[run.groups[rows[-1]]].payload_nbytes
+        run.num_hurried = max(0, run.num_hurried - len(rows))
         if not rows:
             return False
         for row in self._shop.copy(run, rows, Direction.GATHER):
@@ -140,6 +154,7 @@ class OffloadLane:
         for row in run.todo:
             self._lose(run, row, outcome)
         run.todo.clear()
+        run.num_hurried = 0
 
     def _lose(self, run: Run, row: int, outcome: Outcome) -> None:
         run.dram[row] = outcome

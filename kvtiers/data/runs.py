@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvtiers.data.copier import Marker
 from kvtiers.model.keys import HASH_NBYTES, KEY_NBYTES, BlockKey
-from kvtiers.model.messages import NO_SLOT, Int64s, Transfer, TransferKind, UInt8s
+from kvtiers.model.messages import NO_SLOT, Int64s, JobId, Transfer, TransferKind, UInt8s, int64s
 
 PENDING = 255  # in an outcome column: not known yet
 
@@ -30,6 +31,7 @@ class Run:
         hbm, dram: outcomes of those hops, `PENDING` until known; `stores`: by store index.
             The one hop of a PROMOTE is kept in `hbm`, like that of any load.
         todo: rows not begun on the present hop. ready: rows whose frame is in its slot.
+        num_hurried: at the end of `todo`, an engine step waits for as many.
         free_window: staging slots not in use. in_flight: rows that a store is bringing.
         writes_left: by store index, rows not yet given to it.
         reported: whether the outcomes of a load have been answered.
@@ -46,6 +48,7 @@ class Run:
     dram: UInt8s = field(init=False)
     stores: dict[int, UInt8s] = field(init=False)
     todo: list[int] = field(init=False)
+    num_hurried: int = 0
     ready: list[int] = field(default_factory=list)
     free_window: list[int] = field(init=False)
     writes_left: dict[int, list[int]] = field(default_factory=dict)
@@ -75,6 +78,16 @@ class Run:
         """The epoch that the order belongs to."""
         return self.transfer.epoch
 
+    def hurry(self, rows: Iterable[int]) -> None:
+        """Begin some rows before all others, of those that have not begun."""
+        first = {*rows, *self.todo[len(self.todo) - self.num_hurried :]}.intersection(self.todo)
+        self.todo = [row for row in self.todo if row not in first] + sorted(first, reverse=True)
+        self.num_hurried = len(first)
+
+    def rows_of(self, blocks: Iterable[int]) -> Int64s:
+        """Return the rows of some engine blocks."""
+        return np.flatnonzero(np.isin(self.transfer.block_ids, int64s(list(blocks))))
+
     def lands(self, row: int) -> bool:
         """Whether a row of a load comes from a store."""
         return int(self.transfer.sources[row]) > 0
@@ -82,3 +95,18 @@ class Run:
     def staged(self, row: int) -> bool:
         """Whether a row goes through the window, having no slot of its own."""
         return int(self.transfer.slots[row]) == NO_SLOT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unread:
+    """Rows of offloads whose engine blocks are to be overwritten, once they were read.
+
+    Any thread may ask: a row is settled when nothing reads its block any more, copied or not.
+    """
+
+    rows: Sequence[tuple[Run, Int64s]] = ()
+
+    @property
+    def jobs(self) -> set[JobId]:
+        """The jobs that have yet to read some of the blocks."""
+        return {run.transfer.job_id for run, rows in self.rows if (run.dram[rows] == PENDING).any()}

@@ -48,7 +48,8 @@ class Slab:
     """One page-aligned anonymous mapping of ``num_slots`` slots of ``slot_nbytes`` bytes.
 
     Slot ``s`` is ``[address + s * slot_nbytes, ... + slot_nbytes)``. The slab owns the memory;
-    a view keeps it mapped even after `close`, but a copier's raw address does not.
+    a view keeps it mapped even after `close`, but a copier's raw address does not. While it is
+    page-locked, a forked child has no such memory: it must not touch the slab.
 
     Args:
         num_slots: slots, >= 1. slot_nbytes: bytes of each, >= 1.
@@ -159,6 +160,7 @@ class Slab:
         """
         whole = self.slot_nbytes if self.slot_nbytes % mmap.PAGESIZE == 0 else mmap.PAGESIZE
         chunk_nbytes = max(whole, chunk_nbytes // whole * whole)
+        self._inherit(False)
         for start in range(0, self._nbytes, chunk_nbytes):
             nbytes = min(chunk_nbytes, self._nbytes - start)
             try:
@@ -176,6 +178,17 @@ class Slab:
                 self._registrar.unregister(address)
             except OSError as error:
                 _logger.warning("cannot unlock the slab's chunk at %#x: %s", address, error)
+        self._inherit(True)
+
+    def _inherit(self, inherit: bool) -> None:
+        """Say whether a forked child gets the memory.
+
+        A fork makes pages of both sides copy-on-write: one that the parent writes may then be
+        another than the one that the device writes. Or the kernel copies locked pages at once, all
+        of the slab, for a child that only wants to execute something.
+        """
+        if self._mapping is not None:
+            self._mapping.madvise(mmap.MADV_DOFORK if inherit else mmap.MADV_DONTFORK)
 
 
 def _check_capacity(num_slots: int, slot_nbytes: int) -> None:

@@ -27,11 +27,6 @@ class SlotMap:
         self._landing: dict[int, BlockKey] = {}
         self._sealed: set[int] = set()
 
-    @property
-    def num_landing(self) -> int:
-        """Slots to which a frame is on its way."""
-        return len(self._landing)
-
     def begin(self, slot: int, key: BlockKey) -> None:
         """Note that a frame will be written into a slot."""
         self.vacate(slot)

@@ -89,6 +89,10 @@ class Workshop:
             )
         return refused
 
+    def nbytes_copying(self, direction: Direction) -> int:
+        """Return how many bytes of a direction the copier has yet to copy."""
+        return sum(copy.nbytes for copy in self._copies if copy.direction is direction)
+
     def finished_copies(self) -> Iterator[tuple[Copying, Outcome]]:
         """Yield the batches that are over since the last call, and how they ended."""
         for copy in list(self._copies):

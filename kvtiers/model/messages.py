@@ -196,7 +196,8 @@ class StepOrders:
         step: consecutive number; a rank takes each step's orders once.
         before: transfers whose sources are complete: submitted before the forward pass.
         after: offloads of blocks that this step's forward pass fills.
-        fences: offload jobs that must have read HBM before the forward pass overwrites it.
+        fences: engine blocks that the forward pass overwrites, by the offload that must have read
+            them before.
         sync_loads: RELOAD jobs that this step's forward pass needs.
         forgets: keys to delete from stores.
         epoch: orders of an earlier epoch are void.
@@ -207,7 +208,7 @@ class StepOrders:
     epoch: int
     before: tuple[Transfer, ...] = ()
     after: tuple[Transfer, ...] = ()
-    fences: tuple[JobId, ...] = ()
+    fences: Mapping[JobId, Int64s] = field(default_factory=dict)
     sync_loads: tuple[JobId, ...] = ()
     forgets: tuple[Forget, ...] = ()
     num_scheduled_tokens: int = 0

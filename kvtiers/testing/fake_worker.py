@@ -117,15 +117,14 @@ class SteppedExecutor:
         self.num_polls += 1
         return self._executor.poll()
 
-    def wait_read(self, job_ids: Iterable[JobId], seconds: float) -> bool:  # noqa: ARG002
+    def wait_read(self, fences: Mapping[JobId, Iterable[int]], seconds: float) -> bool:  # noqa: ARG002
         """Read what is fenced; now and then time runs out before it has begun."""
-        wanted = set(job_ids)
-        self._executor.fence(wanted)
+        fence = self._executor.fence(fences)
         if self._choose(range(20)) == 0:
-            self._executor.give_up(wanted)
-            self._until(lambda: not self._executor.unread(wanted))
+            self._executor.give_up(fence.jobs)
+            self._until(lambda: not fence.jobs)
             return False
-        self._until(lambda: not self._executor.unread(wanted))
+        self._until(lambda: not fence.jobs)
         return True
 
     def wait_loaded(self, job_ids: Iterable[JobId], seconds: float | None) -> bool:

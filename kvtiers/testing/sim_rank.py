@@ -75,12 +75,17 @@ class SimStore:
 
 @dataclass(slots=True)
 class SimJob:
-    """An order under way: the hops that have not been answered, in their order."""
+    """An order under way: the hops that have not been answered, in their order.
+
+    Attributes:
+        gathered: rows of an offload that were read ahead of the others, for a fence.
+    """
 
     transfer: Transfer
     hops: list[str]
     keys: list[BlockKey] = field(init=False)
     dram: list[Outcome] = field(init=False)
+    gathered: dict[int, Outcome] = field(default_factory=dict)
     reads: set[int] = field(init=False)
     writes: set[int] = field(init=False)
 
@@ -116,7 +121,11 @@ class SimRank:
     # -- orders -----------------------------------------------------------------------
 
     def take(self, orders: StepOrders) -> list[Completion]:
-        """Take a step's orders in; returns the answers of what a fence made it read at once."""
+        """Take a step's orders in, and read what is fenced, no row more.
+
+        Returns:
+            the answers of offloads that are read by that to the last row.
+        """
         if orders.epoch > self.epoch:
             self.epoch = orders.epoch
             for store in self.stores.values():
@@ -130,8 +139,18 @@ class SimRank:
             self._accept(transfer)
         for job_id in orders.sync_loads:
             assert job_id in self.jobs, f"job {job_id} is needed in this step and not ordered"
-        unread = [i for i in orders.fences if i in self.jobs and self.jobs[i].hops[0] == DRAM]
-        return [self.answer(job_id) for job_id in unread]
+        read = [i for i, blocks in orders.fences.items() if self._read(i, set(blocks.tolist()))]
+        return [self.answer(job_id) for job_id in read]
+
+    def _read(self, job_id: JobId, blocks: set[int]) -> bool:
+        """Read some blocks of an offload now; whether that was all it had to read."""
+        job = self.jobs.get(job_id)
+        if job is None or job.hops[0] != DRAM:
+            return False
+        for row, block_id in enumerate(job.transfer.block_ids.tolist()):
+            if block_id in blocks and row not in job.gathered:
+                job.gathered[row] = self._do(job, DRAM, row, None)
+        return len(job.gathered) == len(job.keys)
 
     def _accept(self, transfer: Transfer) -> None:
         job = SimJob(transfer, _hops(transfer))
@@ -186,7 +205,7 @@ class SimRank:
         if job.transfer.kind is TransferKind.PROMOTE:
             return self._promote(job, row, fault)
         if hop == DRAM:
-            return self._gather(job, row, fault)
+            return job.gathered[row] if row in job.gathered else self._gather(job, row, fault)
         return self._write(job, hop, row, fault)
 
     def _gather(self, job: SimJob, row: int, fault: Outcome | None) -> Outcome:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from contextlib import nullcontext
@@ -169,6 +170,88 @@ def test_a_section_that_fails_does_not_take_the_others_along(
     report = gpu_check.run(machine, peak)
     assert "not run: 0 s" in capsys.readouterr().out or "not run" in report["sections"]["peak"]
     assert gpu_check.write(report, None) == 0
+
+
+def test_what_is_interrupted_keeps_what_it_had(
+    machine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import gpu_check  # noqa: PLC0415
+
+    out = tmp_path / "gpu.json"
+    peak = {"out": 1.0, "back": 2.0, "both": 3.0}
+    seen: list[object] = []
+
+    def interrupted() -> Any:
+        seen.append(json.loads(out.read_text())["sections"])  # already on disk
+        raise KeyboardInterrupt
+
+    sections = {"peak": lambda: [peak], "calls": interrupted, "torch": lambda: seen.append("ran")}
+    report = gpu_check.run(machine, sections, out)
+    assert seen == [{"peak": [peak]}]
+    assert gpu_check.write(report, out) == 1
+    assert report["sections"]["calls"] == "failed: interrupted"
+    assert report["sections"]["torch"] == "not run: interrupted"
+    assert "peak out, GB/s: one pinned copy | 1.0" in capsys.readouterr().out
+
+
+def test_a_section_that_takes_too_long_ends_with_its_next_row(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gpu_check  # noqa: PLC0415
+
+    monkeypatch.setattr(gpu_check, "LAST_ROW_SECONDS", 0.0)
+    rows = ({"call": f"call {i}", "us": 1.0} for i in range(1000))
+    report = gpu_check.run(machine, {"calls": lambda: rows})
+    assert report["sections"]["calls"] == [{"call": "call 0", "us": 1.0}]
+
+
+def test_the_tools_share_five_minutes(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess  # noqa: PLC0415
+
+    import gpu_check  # noqa: PLC0415
+
+    given: list[float] = []
+
+    def hangs(command: list[str], *, timeout: float, **options: object) -> Any:
+        given.append(timeout)
+        now[0] += timeout
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    now = [0.0]
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: f"/somewhere/{name}")
+    monkeypatch.setattr(gpu_check.subprocess, "run", hangs)
+    monkeypatch.setattr(gpu_check.time, "perf_counter", lambda: now[0])
+    rows = list(gpu_check.run_tools())
+    assert [row["clean"] for row in rows] == [False] * 4
+    assert given == pytest.approx([70.0] * 4)
+
+
+@pytest.mark.parametrize("option", ["--scratch", "--out"])
+def test_a_path_that_cannot_be_used_is_told_before_minutes_are_spent(
+    option: str, machine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import gpu_check  # noqa: PLC0415
+
+    for path in (tmp_path / "nowhere" / "x", tmp_path if option == "--out" else Path(__file__)):
+        assert gpu_check.main([option, str(path)], machine) == 2
+        assert capsys.readouterr().out.startswith(f"{option} {path}: no f")
+
+
+def test_a_disk_without_room_fails_its_own_section_alone(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gpu_check  # noqa: PLC0415
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    sections = gpu_check.sections_of(machine, tmp_path, sanitize=False)
+    chosen = {name: sections[name] for name in ("disk to device", "prefill")}
+    report = gpu_check.run(machine, chosen)
+    assert "No space left" in report["sections"]["disk to device"]
+    assert report["sections"]["disk to device"].startswith("failed: ")
+    assert len(report["sections"]["prefill"]) == len(machine.sizes.prompts)  # no crossover: no disk
 
 
 def test_without_a_device_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,6 +118,12 @@ def worker(make_worker) -> Worker:
     return make_worker()
 
 
+def copy_all(worker: Worker) -> None:
+    """Let the device copy until nothing is left to do."""
+    while not worker.thread.wait_idle(0.001):
+        worker.rank.device.step()
+
+
 def held(slab: Slab):
     return {"m": HeldStore(MemoryStore(slab, 2**24))}
 
@@ -153,7 +159,7 @@ def test_fenced_block_is_read_before_begin_step_returns(make_worker):
         worker.step(after=(order,))
         worker.step(
             lambda: rank.fill([0], keys_of(99)),  # overwrites what was just offloaded
-            fences=(order.job_id,),
+            fences={order.job_id: int64s([0])},
         )
         reload = rank.orders.reload(keys_of(number), [5], [number % 8])
         worker.step(before=(reload,), sync_loads=(reload.job_id,))
@@ -163,10 +169,34 @@ def test_fenced_block_is_read_before_begin_step_returns(make_worker):
 def test_offload_of_a_preempted_block_may_be_fenced_in_its_own_step(worker):
     worker.rank.fill([0], [A])
     order = worker.rank.orders.offload([A], [0], [0])
-    worker.step(lambda: worker.rank.fill([0], [B]), before=(order,), fences=(order.job_id,))
+    worker.step(
+        lambda: worker.rank.fill([0], [B]), before=(order,), fences={order.job_id: int64s([0])}
+    )
     worker.step(before=(worker.rank.orders.reload([A], [5], [0]),))
     worker.settle()
     assert worker.rank.holds(5, A)
+
+
+def test_step_is_held_up_by_what_it_overwrites_not_by_the_rest_of_the_offload(make_worker):
+    """The copies of the other blocks stand still all the time."""
+    worker = make_worker(make_copier=None, piece_nbytes=192)
+    rank, keys = worker.rank, keys_of(*range(8))
+    rank.fill(range(8), keys)
+    order = rank.orders.offload(keys, range(8), range(8))
+    worker.step(after=(order,))
+    while not rank.device.step():
+        time.sleep(0.0005)
+    worker.step(lambda: rank.fill([0], [A]), fences={order.job_id: int64s([0])})
+    threading.Timer(0.05, lambda: [rank.device.step() for _ in range(3)]).start()
+    worker.step(lambda: rank.fill([7], [B]), fences={order.job_id: int64s([7])})
+    assert worker.outcomes(order) == {}, "not all of it has been read"
+    copy_all(worker)
+    worker.settle()
+    assert worker.outcomes(order) == {DRAM: [OK] * 8}
+    back = rank.orders.reload(keys, range(8), range(8))
+    worker.connector.begin_step(worker.orders(before=(back,)))
+    copy_all(worker)
+    assert all(map(rank.holds, range(8), keys))
 
 
 def test_reload_waits_for_the_reader_of_its_target(make_worker):
@@ -176,7 +206,9 @@ def test_reload_waits_for_the_reader_of_its_target(make_worker):
     worker.rank.fill([0], [A])
     offload = worker.rank.orders.offload([A], [0], [0])
     reload = worker.rank.orders.reload([key], [0], [3])
-    worker.step(before=(reload, offload), fences=(offload.job_id,), sync_loads=(reload.job_id,))
+    worker.step(
+        before=(reload, offload), fences={offload.job_id: int64s([0])}, sync_loads=(reload.job_id,)
+    )
     assert worker.rank.holds(0, key)
     back = worker.rank.orders.reload([A], [6], [0])
     worker.step(before=(back,), sync_loads=(back.job_id,))
@@ -197,7 +229,7 @@ def test_offload_that_is_not_read_in_time_is_dropped_and_counted(make_worker, mo
     executor, give_up = worker.rank.executor, worker.rank.executor.give_up
     monkeypatch.setattr(executor, "give_up", lambda ids: (give_up(ids), gate.set()))
     order = worker.rank.orders.offload([A], [0], [0])
-    worker.step(before=(order,), fences=(order.job_id,))
+    worker.step(before=(order,), fences={order.job_id: int64s([0])})
     worker.settle()
     assert worker.report.counters == {"fences_missed": 1}
     assert worker.outcomes(order) == {DRAM: [Outcome.TIMED_OUT]}

@@ -111,16 +111,6 @@ def test_a_lasting_change_is_believed_within_seconds():
     assert seconds < 10
 
 
-def test_a_job_that_has_not_ended_teaches_that_it_takes_longer():
-    link = LinkModel(1e-4, 1e-5, 2e9)
-    for _ in range(5):
-        link.observe_unfinished(512, GIB, 0.01)
-    assert link.num_observed == 0
-    for _ in range(5):
-        link.observe_unfinished(512, GIB, 10.0)
-    assert link.seconds(512, GIB) > 5.0
-
-
 def test_a_fit_of_several_sizes_finds_the_terms():
     link, truth = LinkModel(1e-4, 1e-5, 2e9), LinkModel(3e-3, 1e-4, 0.7e9)
     sizes = [(1, 4096), (1, GIB), (64, 1 << 20), (64, GIB), (1024, 1 << 22), (1024, GIB)]
@@ -264,13 +254,6 @@ def test_queue_is_what_was_submitted_and_is_not_done():
     assert links.queued_nbytes(reload_link()) == 30
     assert links.queued_nbytes(offload_link()) == 0
     links.done(reload_link(), 1000)
-    assert links.queued_nbytes(reload_link()) == 0
-
-
-def test_new_epoch_forgets_queues():
-    links = Links.seeded({})
-    links.submitted(reload_link(), 100)
-    links.forget_queues()
     assert links.queued_nbytes(reload_link()) == 0
 
 

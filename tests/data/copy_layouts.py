@@ -110,21 +110,22 @@ def layouts(draw: st.DrawFn) -> Described:
     views: list[tuple[TensorView, ...]] = []
     shared = draw(st.booleans())  # one allocation for all tensors, or one each
     num_blocks = draw(st.integers(1, 6))
+    grain = draw(st.sampled_from([1, 1, 4, 16]))  # what offsets and paddings are multiples of
     for index in range(draw(st.integers(1, 3))):
         mine: list[TensorView] = []
         kernel_blocks = draw(st.sampled_from([1, 1, 2, 4]))
         for layer in range(draw(st.integers(1, 3))):
             apart = draw(st.booleans())
-            for tensor in range(1 + apart):
+            for _ in range(1 + apart):
                 if not (shared and allocations):
-                    allocations.append(draw(st.integers(0, 7)))
+                    allocations.append(draw(st.integers(0, 7)) * grain)
                 view, end = strided(
                     f"g{index}.l{layer}",
                     len(allocations) - 1,
                     allocations[-1],
-                    *draw(_dims(num_blocks * kernel_blocks, apart=apart, tensor=tensor)),
+                    *draw(_dims(num_blocks * kernel_blocks, grain, apart=apart)),
                 )
-                allocations[-1] = end + draw(st.integers(0, 9))
+                allocations[-1] = -(-end // grain) * grain + draw(st.integers(0, 9)) * grain
                 mine.append(view)
         views.append(tuple(mine))
         groups.append(
@@ -137,11 +138,14 @@ def layouts(draw: st.DrawFn) -> Described:
 
 @st.composite
 def _dims(
-    draw: st.DrawFn, blocks: int, *, apart: bool, tensor: int
+    draw: st.DrawFn, blocks: int, grain: int, *, apart: bool
 ) -> tuple[list[tuple[Axis, int, int]], int, list[int]]:
     """Draw the dimensions of one tensor, in memory order, its itemsize and order of naming."""
-    sizes = {axis: draw(st.integers(1, 4)) for axis in INNER}
+    # Long pieces are several tiles, and several turns of a kernel's loop.
+    long = draw(st.sampled_from([0, 0, 24, 160, 640]))
+    sizes = {axis: draw(st.integers(1, 2 if long else 4)) for axis in INNER}
     sizes[Axis.KV] = 2
+    sizes[Axis.CONTENT] = long or sizes[Axis.CONTENT] * grain
     # No head axis is latent attention; no KV axis is K or V alone, or both in the content.
     kept = [axis for axis in INNER if axis is Axis.CONTENT or draw(st.booleans())]
     if apart and Axis.KV in kept:
@@ -151,8 +155,8 @@ def _dims(
         sizes[Axis.LAYER] = draw(st.integers(1, 3))
     inner = draw(st.permutations(kept))
     position = draw(st.integers(0, len(inner)))
-    dims = [(axis, sizes[axis], draw(st.sampled_from([0, 0, 0, 3, 8]))) for axis in inner]
-    dims.insert(position, (Axis.BLOCK, blocks, draw(st.sampled_from([0, 0, 8, 13]))))
+    dims = [(axis, sizes[axis], draw(st.sampled_from([0, 0, 0, 3, 8])) * grain) for axis in inner]
+    dims.insert(position, (Axis.BLOCK, blocks, draw(st.sampled_from([0, 0, 8, 13])) * grain))
     itemsize = draw(st.sampled_from([1, 2, 4]))
     return dims, itemsize, draw(st.permutations(range(len(dims))))
 

@@ -2,6 +2,7 @@
 // from the header that the real ones are made of. The tests say which version it pretends, when a
 // queue moves, which wait or record is forgotten and which call fails. Its clock counts a copy or a
 // kernel as a millisecond, and the engine's work as a second.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -9,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,17 +47,21 @@ struct World {
     int spoil = 0;           // what is wrong with copies: see fake_spoil
     double now = 0;          // milliseconds
     bool capturing = false;
+    int same_addresses = 1;  // whether registered memory keeps its address on the device
     std::string failing;
     int failing_after = 0;
     int failing_code = 0;
     int live = 0;   // objects and allocations
+    unsigned max_grid = 0;  // thread blocks of the largest launch
     std::vector<Stream *> streams;
     std::map<void *, std::size_t> registered;
     std::map<std::string, int> calls;
 } world;
 
 std::recursive_mutex one_at_a_time;
-thread_local int depth = 0;  // contexts pushed by this thread
+thread_local int depth = 0;         // contexts pushed by this thread
+thread_local int capture_mode = 0;  // of this thread: 0 is global, 2 is relaxed
+constexpr int kHandle = 7;          // of device 0
 
 Stream legacy;
 int context_object, gather_object, scatter_object;
@@ -65,6 +71,11 @@ int called(const char *name, bool needs_context = true) {
     const std::lock_guard<std::recursive_mutex> guard(one_at_a_time);
     ++world.calls[name];
     if (needs_context && depth < 1) return 201;
+    // What a thread may not call while any stream is captured, but in relaxed mode.
+    static const std::set<std::string> unsafe = {
+        "cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize", "cuMemAlloc", "cuMemFree",
+        "cuMemcpyHtoD", "cuMemHostRegister", "cuMemHostUnregister", "cuModuleUnload"};
+    if (world.capturing && capture_mode != 2 && unsafe.count(name)) return 900;
     if (world.failing == name && world.failing_after-- == 0) return world.failing_code;
     return 0;
 }
@@ -101,18 +112,31 @@ int error_name(int code, const char **name) {
     return 0;
 }
 int device_count(int *count) { return *count = 1, called("cuDeviceGetCount", false); }
-int attribute(int *value, int, int) { return *value = 1, called("cuDeviceGetAttribute", false); }
-int retain(void **context, int) {
+int device_get(int *handle, int ordinal) {
+    *handle = kHandle + ordinal;
+    return ordinal == 0 ? called("cuDeviceGet", false) : 101;
+}
+int attribute(int *value, int which, int device) {
+    *value = which == 75 ? 9 : which == 76 ? 0 : world.same_addresses;
+    return device == kHandle ? called("cuDeviceGetAttribute", false) : 101;
+}
+int retain(void **context, int device) {
     *context = &context_object;
-    return called("cuDevicePrimaryCtxRetain", false);
+    return device == kHandle ? called("cuDevicePrimaryCtxRetain", false) : 101;
 }
-int pci_address(char *text, int size, int) {
+int pci_address(char *text, int size, int device) {
     std::strncpy(text, "0000:3B:00.0", static_cast<std::size_t>(size));
-    return called("cuDeviceGetPCIBusId", false);
+    return device == kHandle ? called("cuDeviceGetPCIBusId", false) : 101;
 }
-int push(void *) { return ++depth, 0; }
-int pop(void **) { return --depth, 0; }
-int exchange(int *) { return 0; }
+int push(void *context) {
+    if (context != &context_object) return 201;
+    return ++depth, called("cuCtxPushCurrent");
+}
+int pop(void **) { return --depth, called("cuCtxPopCurrent", false); }
+int exchange(int *mode) {
+    std::swap(*mode, capture_mode);
+    return called("cuThreadExchangeStreamCaptureMode", false);
+}
 int stream_create(void **stream, unsigned flags) {
     CALL("cuStreamCreate");
     if (flags != 1) return 1;
@@ -121,6 +145,7 @@ int stream_create(void **stream, unsigned flags) {
     return ++world.live, 0;
 }
 int stream_destroy(void *stream) {
+    called("cuStreamDestroy");
     for (std::size_t i = 0; i < world.streams.size(); ++i)
         if (world.streams[i] == stream) world.streams.erase(world.streams.begin() + i);
     delete static_cast<Stream *>(stream);
@@ -153,6 +178,7 @@ int event_create(void **event, unsigned flags) {
     return ++world.live, 0;
 }
 int event_destroy(void *event) {
+    called("cuEventDestroy");
     delete static_cast<Event *>(event);
     return --world.live, 0;
 }
@@ -187,11 +213,14 @@ int alloc(Address *address, std::size_t nbytes) {
     return ++world.live, 0;
 }
 int free_memory(Address address) {
+    called("cuMemFree");
     delete[] reinterpret_cast<std::uint64_t *>(address);
     return --world.live, 0;
 }
-int host_register(void *address, std::size_t nbytes, unsigned) {
+int host_register(void *address, std::size_t nbytes, unsigned flags) {
     CALL("cuMemHostRegister");
+    if (flags != 3) return 1;  // for every context, and mapped for kernels
+    if (reinterpret_cast<std::uintptr_t>(address) % 4096 != 0 || nbytes == 0) return 1;
     if (world.registered.count(address)) return 712;
     world.registered[address] = nbytes;
     return 0;
@@ -204,7 +233,7 @@ int module_load(void **module, const void *) {
     *module = &context_object;
     return called("cuModuleLoadData");
 }
-int module_unload(void *) { return 0; }
+int module_unload(void *) { return called("cuModuleUnload"); }
 int module_function(void **function, void *, const char *name) {
     const bool gather = std::string(name) == "kvtiers_gather";
     *function = gather ? &gather_object : &scatter_object;
@@ -215,11 +244,14 @@ void spoil(int what, Address written) {
     if (world.spoil != what) return;
     *reinterpret_cast<unsigned char *>(written) ^= 0x10;
 }
-int launch(void *function, unsigned grid, unsigned, unsigned, unsigned threads, unsigned, unsigned,
-           unsigned, void *stream, void **arguments, void **) {
+int launch(void *function, unsigned grid, unsigned grid_y, unsigned grid_z, unsigned threads,
+           unsigned threads_y, unsigned threads_z, unsigned shared_nbytes, void *stream,
+           void **arguments, void **extra) {
     CALL("cuLaunchKernel");
     namespace kernel = kvtiers::kernel;
-    if (stream == nullptr || threads != kernel::kThreads) return 1;
+    if (stream == nullptr || threads != kernel::kThreads || grid < 1) return 1;
+    if (grid_y * grid_z * threads_y * threads_z != 1 || shared_nbytes || extra) return 1;
+    world.max_grid = std::max(world.max_grid, grid);
     const auto batch =
         std::make_shared<kernel::Batch>(*static_cast<const kernel::Batch *>(arguments[0]));
     const bool gather = function == &gather_object;
@@ -283,6 +315,7 @@ const std::map<std::string, void *> kCalls = {
     {"cuInit", (void *)init},
     {"cuGetErrorName", (void *)error_name},
     {"cuDeviceGetCount", (void *)device_count},
+    {"cuDeviceGet", (void *)device_get},
     {"cuDeviceGetAttribute", (void *)attribute},
     {"cuDevicePrimaryCtxRetain", (void *)retain},
     {"cuCtxPushCurrent", (void *)push},
@@ -336,6 +369,7 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, std::uint64
 void fake_reset(int version) {
     world = World{};
     depth = 0;
+    capture_mode = 0;
     world.version = version;
     legacy.items.clear();
 }
@@ -357,6 +391,16 @@ void fake_fail(const char *name, int after, int code) {
 int fake_calls(const char *name) { return world.calls[name]; }
 int fake_live() { return world.live; }
 int fake_depth() { return depth; }
+int fake_max_grid() { return static_cast<int>(world.max_grid); }
+int fake_capture_mode() { return capture_mode; }
+void fake_other_addresses() { world.same_addresses = 0; }
+// The names of all calls so far with their numbers, one a line; returns the text's length.
+int fake_called(char *text, int size) {
+    std::string lines;
+    for (const auto &[name, count] : world.calls) lines += name + "\t" + std::to_string(count) + "\n";
+    if (static_cast<int>(lines.size()) < size) std::strcpy(text, lines.c_str());
+    return static_cast<int>(lines.size());
+}
 int fake_num_registered() { return static_cast<int>(world.registered.size()); }
 int fake_num_streams() { return static_cast<int>(world.streams.size()); }
 void *fake_stream() { return world.streams.push_back(new Stream), world.streams.back(); }

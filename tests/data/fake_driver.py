@@ -92,6 +92,12 @@ class FakeDriver:
     def calls(self, name: str) -> int:
         return int(self.lib.fake_calls(name.encode()))
 
+    def all_calls(self) -> dict[str, int]:
+        text = ctypes.create_string_buffer(2**14)
+        assert self.lib.fake_called(text, len(text)) < len(text)
+        lines = text.value.decode().splitlines()
+        return {name: int(count) for name, count in (line.split("\t") for line in lines)}
+
     def fail(self, name: str, *, after: int = 0, code: int = 719) -> None:
         """Make one call fail, the one after so many others of its name."""
         self.lib.fake_fail(name.encode(), after, code)

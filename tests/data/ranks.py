@@ -49,7 +49,7 @@ LAYOUTS = {
 def assert_at_rest(rank: FakeRank) -> None:
     """Nothing runs, nothing lands, and no ticket is left."""
     assert rank.executor.idle
-    assert rank.shop.slots.num_landing == 0
+    assert not rank.shop.slots._landing
     assert rank.device.num_tickets == 0
     assert rank.executor.poll() == []
 

@@ -150,20 +150,6 @@ def test_a_device_that_is_not_there_is_named() -> None:
 
 
 @each_route
-@each_direction
-def test_the_hot_path_makes_nothing_new(route: Route, direction: Direction) -> None:
-    bench = Bench(route, manual=False)
-    names = ("cuMemAlloc", "cuEventCreate", "cuStreamCreate", "cuModuleLoadData", "cuMemcpyHtoD",
-             "cuStreamSynchronize", "cuEventSynchronize")  # fmt: skip
-    before = [bench.fake.calls(name) for name in names]
-    for _ in range(200):
-        ticket = bench.submit(direction, [1, 2, 3], [4, 5, 6], bench.copier.mark())
-        assert bench.copier.done(ticket)
-    assert [bench.fake.calls(name) for name in names] == before
-    assert bench.fake.lib.fake_depth() == 0
-
-
-@each_route
 def test_closing_waits_and_leaves_nothing_behind(route: Route) -> None:
     bench = Bench(route)
     bench.fill_block(0, 9)

@@ -35,6 +35,41 @@ def test_what_is_not_flat_is_refused(strides: tuple[int, int]) -> None:
         flat_address(array((3, 5), strides))
 
 
+class Torchs:
+    """A tensor on a device as torch has them, over a tensor of the CPU."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        from torch._tensor import _dtype_to_typestr  # noqa: PLC0415
+
+        if self._tensor.requires_grad:
+            raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad.")
+        shape, typestr = tuple(self._tensor.shape), _dtype_to_typestr(self._tensor.dtype)
+        return {"shape": shape, "typestr": typestr, "data": (self._tensor.data_ptr(), False)}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="no torch")
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"]
+)
+def test_tensors_of_every_type_that_kv_has(dtype: str) -> None:
+    import torch  # noqa: PLC0415
+
+    tensor = torch.zeros(3, 5, 16, dtype=torch.uint8).view(getattr(torch, dtype))
+    assert flat_address(Torchs(tensor)) == (tensor.data_ptr(), 240)
+    if dtype.startswith("float8"):
+        with pytest.raises(LayoutError, match=r"shape \(5, 3, 16\), strides .*: not flat"):
+            flat_address(Torchs(tensor.transpose(0, 1)))
+    weights = torch.zeros(4, 4, requires_grad=True)
+    assert flat_address(Torchs(weights)) == (weights.data_ptr(), 64)
+
+
 class DlpackOnly:
     """An array on a device that says no more than DLPack asks for."""
 

@@ -144,5 +144,5 @@ def test_portions_of_an_earlier_epoch_are_stale_even_if_some_came_before_it():
     store.release()
     rank.settle()
     assert rank.executor.idle
-    assert rank.shop.slots.num_landing == 0
+    assert not rank.shop.slots._landing
     rank.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -10,6 +11,7 @@ from ranks import OK, assert_at_rest
 from kvtiers.data.copier import Direction
 from kvtiers.data.memory_store import MemoryStore
 from kvtiers.data.portions import Portions
+from kvtiers.data.runs import Unread
 from kvtiers.model.frame import FrameFormat
 from kvtiers.model.keys import group_of
 from kvtiers.model.messages import DRAM, HBM, NO_SLOT, RELEASED, JobId, Transfer, TransferKind
@@ -17,7 +19,7 @@ from kvtiers.model.outcome import Outcome
 from kvtiers.testing.fake_device import make_layout
 from kvtiers.testing.fake_rank import FakeRank, key_of
 from kvtiers.testing.faults import FaultyStore, Flip, HeldStore
-from kvtiers.testing.pattern import recognise
+from kvtiers.testing.pattern import block_pattern, recognise
 
 NUM_BLOCKS, NUM_SLOTS = 10, 10
 POOL = [key_of(number, group) for number in range(6) for group in range(2)]
@@ -34,7 +36,8 @@ class ExecutorMachine(RuleBasedStateMachine):
     """Plays control and engine: it orders only what its own books allow.
 
     What the machine guarantees, as control does: no slot or engine block of a running job is
-    ordered for another, but that a reload may read what an offload is bringing.
+    ordered for another, but that a reload may read what an offload is bringing, and that a block is
+    the engine's again once a fence says that it was read.
     """
 
     def __init__(self) -> None:
@@ -57,6 +60,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         self.busy_slots: dict[JobId, set[int]] = {}
         self.busy_blocks: dict[JobId, set[int]] = {}
         self.landing: dict[int, bytes] = {}  # slot -> key that a running offload brings
+        self.fences: list[tuple[Unread, JobId, list[int]]] = []
 
     # -- orders -----------------------------------------------------------------------
 
@@ -134,8 +138,17 @@ class ExecutorMachine(RuleBasedStateMachine):
         offloads = [j for j in self.open if self.orders[j].kind is TransferKind.OFFLOAD]
         if offloads:
             job = data.draw(st.sampled_from(sorted(offloads)))
-            self.rank.executor.fence({job})
             self.rank.executor.give_up({job})
+
+    @rule(data=st.data())
+    def fence(self, data):
+        unread = sorted(job for job in self.open if self.busy_blocks.get(job))
+        offloads = [job for job in unread if self.orders[job].kind is TransferKind.OFFLOAD]
+        if offloads:
+            job = data.draw(st.sampled_from(offloads))
+            blocks = data.draw(st.sets(st.sampled_from(sorted(self.busy_blocks[job])), min_size=1))
+            fence = self.rank.executor.fence({job: sorted(blocks)})
+            self.fences.append((fence, job, sorted(blocks)))
 
     # -- faults -----------------------------------------------------------------------
 
@@ -200,8 +213,21 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_block_is_waited_for_that_is_settled(self):
-        executor = self.rank.executor
-        assert executor.unread(self.orders) | executor.unloaded(self.orders) <= self.open
+        unread = set().union(*(fence.jobs for fence, _, _ in self.fences))
+        assert unread | self.rank.executor.unloaded(self.orders) <= self.open
+
+    @invariant()
+    def what_a_fence_lets_go_of_is_overwritten_at_once(self):
+        waiting, self.fences = self.fences, []
+        for fence, job, blocks in waiting:
+            if fence.jobs:
+                self.fences.append((fence, job, blocks))
+                continue
+            mine = self.busy_blocks.get(job, set())
+            for block in mine.intersection(blocks):
+                for group in range(2):
+                    self.rank.device.overwrite(group, block, np.full(100, 0xEE, np.uint8))
+                mine.remove(block)
 
     def teardown(self):
         self.rest()
@@ -257,11 +283,19 @@ class ExecutorMachine(RuleBasedStateMachine):
             if completion.hop == HBM and outcome == OK:
                 assert self.rank.holds(int(order.block_ids[row]), key)
             slot = int(order.slots[row])
+            if order.kind is TransferKind.OFFLOAD and outcome == OK:
+                self._check_payload(slot, key)
             if order.kind is TransferKind.PROMOTE and outcome == OK and slot != NO_SLOT:
                 self._check_frame(slot, key)
         loads = order.kind in (TransferKind.RELOAD, TransferKind.PROMOTE)
         if loads and completion.epoch < self.epoch:
             assert set(completion.outcomes.tolist()) <= {Outcome.STALE}
+
+    def _check_payload(self, slot, key):
+        group = self.rank.layout.groups[group_of(key)]
+        start = FrameFormat.of(group).header_nbytes
+        found = self.rank.slab.view(slot)[start : start + group.payload_nbytes]
+        assert bytes(found) == block_pattern(key, group).tobytes()
 
     def _check_frame(self, slot, key):
         fault = FrameFormat.of(self.rank.layout.groups[group_of(key)]).fault

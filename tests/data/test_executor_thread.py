@@ -146,7 +146,7 @@ def test_order_wakes_a_thread_that_waits_for_a_store(stand):
     until(lambda: it.rank.stores["m"].num_held)
     it.rank.fill([0], keys_of(1))
     job = it.submit(it.rank.orders.offload(keys_of(1), [0], [0]))
-    assert it.thread.wait_read([job], SOON)
+    assert it.thread.wait_read({job: [0]}, SOON)
     assert it.outcomes(job) == {DRAM: [OK]}
 
 
@@ -171,7 +171,7 @@ def test_fence_returns_once_everything_is_read(stand):
     it = stand()
     it.rank.fill([0], keys_of(1))
     job = it.submit(it.rank.orders.offload(keys_of(1), [0], [0]))
-    assert it.thread.wait_read([job], SOON)
+    assert it.thread.wait_read({job: [0]}, SOON)
     it.rank.fill([0], keys_of(2))
     assert it.run(it.rank.orders.reload(keys_of(1), [5], [0])) == {HBM: [OK]}
     assert it.rank.holds(5, keys_of(1)[0])
@@ -188,7 +188,7 @@ def test_fence_drops_what_a_stuck_copier_has_not_begun_and_waits_for_what_runs(s
     result = []
 
     def fence() -> None:
-        result.append(it.thread.wait_read([running], 0.01))
+        result.append(it.thread.wait_read({running: [0, 1]}, 0.01))
         done.set()
 
     waiter = threading.Thread(target=fence)
@@ -207,7 +207,7 @@ def test_fence_drops_an_offload_that_waits_behind_another(stand):
     it = stand(make_copier=None, executor_of=Sluggish)
     it.rank.fill([0], keys_of(1))
     job = it.submit(it.rank.orders.offload(keys_of(1), [0], [0]))
-    assert it.thread.wait_read([job], 0.01) is False
+    assert it.thread.wait_read({job: [0]}, 0.01) is False
     assert it.outcomes(job) == {DRAM: [Outcome.TIMED_OUT]}
     assert it.rank.device.num_tickets == 0
 
@@ -272,13 +272,13 @@ def test_error_that_nobody_foresaw_fails_what_runs_and_nothing_after(stand, capl
     it.rank.device.fail_submit(CursedError())
     with caplog.at_level(logging.ERROR):
         reload = it.submit(it.rank.orders.offload(keys_of(1, 2), [0, 1], [0, 1]))
-        assert it.thread.wait_read([reload], SOON)
+        assert it.thread.wait_read({reload: [0, 1]}, SOON)
     assert it.outcomes(reload) == {DRAM: [Outcome.FAILED] * 2}
     assert any("CursedError" in (record.exc_text or "") for record in caplog.records)
     it.rank.fill([3], keys_of(3))
     job = it.submit(it.rank.orders.offload(keys_of(3), [3], [3]))
     until(it.rank.device.step)
-    assert it.thread.wait_read([job], SOON)
+    assert it.thread.wait_read({job: [3]}, SOON)
     assert it.outcomes(job) == {DRAM: [OK]}
     assert it.thread.alive
 
@@ -328,7 +328,7 @@ def test_nobody_waits_for_a_closed_thread(stand):
     it = stand(make_copier=None)
     job = it.submit(it.rank.orders.offload(keys_of(1), [0], [0]))
     it.thread.close()
-    it.thread.wait_read([job], SOON)
+    it.thread.wait_read({job: [0]}, SOON)
     it.thread.wait_loaded([job], None)
     with pytest.raises(ProtocolError, match="closed"):
         it.submit(it.rank.orders.offload(keys_of(1), [0], [0]))
@@ -351,7 +351,7 @@ def test_close_leaves_the_memory_to_a_thread_that_hangs(stand, caplog):
     assert "did not stop" in caplog.text
     assert bytes(it.rank.slab.view(0)), "still mapped"
     gate.set()
-    assert it.thread.wait_read([job], 0.01) is False, "nobody reads any more, nobody waits"
+    assert it.thread.wait_read({job: [0]}, 0.01) is False, "nobody reads any more, nobody waits"
     it.thread.close()
     assert not it.thread.alive
     with pytest.raises(ProtocolError, match="closed"):

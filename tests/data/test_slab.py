@@ -247,14 +247,36 @@ def test_pages_are_asked_for_in_the_devices_node(monkeypatch: pytest.MonkeyPatch
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+def flags_of(address: int) -> list[str]:
+    """The kernel's flags of a mapping; "dc": a forked child does not get it."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.startswith(f"{address:x}-"))
+    return next(line for line in lines if line.startswith("VmFlags:")).split()
+
+
 @pytest.mark.skipif(not THP.exists(), reason="a kernel without transparent huge pages")
 def test_huge_pages_are_asked_for() -> None:
     slab = Slab(64, MIB, pin="off")
-    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
-    next(line for line in lines if line.startswith(f"{slab.address:x}-"))
-    flags = next(line for line in lines if line.startswith("VmFlags:"))
-    assert "hg" in flags.split()
+    assert "hg" in flags_of(slab.address)
     slab.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="a kernel without smaps")
+def test_a_forked_child_does_not_get_what_a_device_writes() -> None:
+    """The parent's next write would go to a page that the device does not know."""
+    seen: list[bool] = []
+
+    class Looking(FakeRegistrar):
+        def register(self, address: int, nbytes: int) -> None:
+            seen.append("dc" in flags_of(address))
+            super().register(address, nbytes)
+
+    for registrar, locked in ((None, False), (Looking(), True), (FakeRegistrar(fail_on=1), False)):
+        slab = make(registrar, "auto", 1)
+        assert slab.pinned == locked
+        assert ("dc" in flags_of(slab.address)) == locked
+        slab.close()
+    assert seen == [True]  # before the device could write
 
 
 def policy_of(address: int) -> str:

@@ -118,12 +118,6 @@ class BlockPool:
                 self._runs[block_hash] = run
                 self._hash_of.update(dict.fromkeys(run, block_hash))
 
-    def forget(self, block_ids: Iterable[int]) -> None:
-        """Let nobody hit some blocks any more; whoever holds them keeps them."""
-        for block_id in block_ids:
-            if block_id in self._hash_of:
-                self._forget(self._hash_of[block_id])
-
     def forget_all(self) -> None:
         """Let nobody hit anything any more."""
         self._runs.clear()

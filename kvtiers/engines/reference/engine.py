@@ -233,8 +233,7 @@ class Engine:
                     self.scheduler.release(request)
                 continue
             if request.void:
-                for each in request.sequences:
-                    each.num_computed = each.num_hashed = 0
+                self._outputs.void(request)
             if not request.loading:
                 request.void = False
         if not failed:
@@ -276,7 +275,6 @@ class Engine:
             started_at=started,
             seconds=self.now - started,
             num_tokens=taken.num_tokens,
-            num_prefill_tokens=taken.num_prefill_tokens,
             num_output_tokens=taken.num_output_tokens,
             itl_seconds=taken.itl_seconds,
             admitted=[request.request_id for request in schedule.admitted],

@@ -128,7 +128,7 @@ class LowerTiers:
         written, self._written = self._written, set()
         preempted, self._preempted = self._preempted, []
         return self._connector.schedule(
-            Step(num_computed_tokens, written, preempted, block_ids, num_scheduled_tokens)
+            Step(num_computed_tokens, written, preempted, block_ids, num_scheduled_tokens, work)
         )
 
     def table(self, sequence: TokenSequence) -> list[int]:

@@ -88,8 +88,9 @@ class ModelledRank:
             if transfer.kind not in _LOADS:
                 self._store(transfer, now)
         ready = now
-        for job_id in orders.fences:
-            ready = max(ready, self._reads_end.get(job_id, now))
+        for job_id, blocks in orders.fences.items():  # which are read before all others
+            read = now + self._links[offload_link()].seconds(len(blocks))
+            ready = max(ready, min(read, self._reads_end.get(job_id, now)))
         for transfer in orders.before:
             if transfer.kind in _LOADS:
                 self._load(transfer, ready)

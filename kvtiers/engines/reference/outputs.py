@@ -19,7 +19,6 @@ class Taken:
     """What requests got in a step; see `StepReport`."""
 
     num_tokens: dict[str, int] = field(default_factory=dict)
-    num_prefill_tokens: int = 0
     num_output_tokens: int = 0
     num_again: int = 0
     itl_seconds: list[float] = field(default_factory=list)
@@ -46,7 +45,9 @@ class Outputs:
         for name, (request, sequence, num) in schedule.work.items():
             before = sequence.num_computed
             after = min(before + num, sequence.num_known)
-            if after // size > before // size or before < request.new.num_prompt_tokens:
+            # Not those that this step fills only: guesses that were right may have filled some.
+            if after // size > sequence.num_told or before < request.new.num_prompt_tokens:
+                sequence.num_told = after // size
                 known[name] = after
         return known
 
@@ -76,14 +77,15 @@ class Outputs:
         bad = next((idx for idx, block_id in enumerate(table) if block_id in failed_blocks), None)
         if bad is None or bad * self._settings.hash_tokens >= sequence.num_computed:
             return
-        kept = bad * self._settings.hash_tokens
-        lost = min(sequence.num_computed - kept, request.num_reloaded_tokens)
-        request.num_reloaded_tokens -= lost
-        if request.first_token_at is None and not request.num_recomputes + request.num_swaps:
-            self._lose_by_tier(request, lost)
-        sequence.num_computed = kept
-        sequence.num_hashed = min(sequence.num_hashed, bad)
+        self._rewind(request, sequence, bad * self._settings.hash_tokens)
         schedule.work.pop(sequence.sequence_id, None)
+
+    def void(self, request: Request) -> None:
+        """Keep nothing of what a request found or loaded: it is of before a reset."""
+        for sequence in request.sequences:
+            self._rewind(request, sequence, 0)
+        if self._at_first_admission(request):
+            request.num_local_tokens = 0
 
     def take(self, schedule: Schedule, result: StepResult, now: float) -> Taken:
         """Apply a step to all that were in it, but for those whose blocks never came."""
@@ -128,6 +130,18 @@ class Outputs:
 
     # -- internals --------------------------------------------------------------------
 
+    def _rewind(self, request: Request, sequence: TokenSequence, num_kept: int) -> None:
+        """Keep the leading tokens of a sequence; the others did not come from below after all."""
+        lost = min(sequence.num_computed - num_kept, request.num_reloaded_tokens)
+        request.num_reloaded_tokens -= lost
+        if self._at_first_admission(request):
+            self._lose_by_tier(request, lost)
+        sequence.rewind(num_kept)
+
+    @staticmethod
+    def _at_first_admission(request: Request) -> bool:
+        return request.first_token_at is None and not request.num_recomputes + request.num_swaps
+
     @staticmethod
     def _lose_by_tier(request: Request, num_tokens: int) -> None:
         """Take tokens off what tiers brought, from the last one on: which of them failed first is
@@ -143,7 +157,6 @@ class Outputs:
         again = max(0, min(sequence.num_computed + known, sequence.num_ever_computed))
         again = max(0, again - sequence.num_computed)
         taken.num_tokens[request.request_id] = taken.num_tokens.get(request.request_id, 0) + num
-        taken.num_prefill_tokens += known if known > 1 else 0
         taken.num_again += again
         request.num_computed_tokens += num
         request.num_recomputed_tokens += again

@@ -92,10 +92,7 @@ class StepReport:
 
     Attributes:
         started_at, seconds: on the engine's clock; a step without tokens waits for loads.
-        num_tokens: request id to tokens computed.
-        num_prefill_tokens: of those, tokens that were known before (prompts, and what is computed
-            again). The others were generated.
-        num_output_tokens: tokens that requests got.
+        num_tokens: request id to tokens computed. num_output_tokens: that requests got.
         itl_seconds: per sequence that got a token which was not its first, the time since its
             last one, divided among the tokens it got.
         admitted, resumed: request ids that left the waiting or the swapped queue.
@@ -108,7 +105,6 @@ class StepReport:
     started_at: float
     seconds: float
     num_tokens: Mapping[str, int]
-    num_prefill_tokens: int
     num_output_tokens: int
     itl_seconds: Sequence[float]
     admitted: Sequence[str]

@@ -75,7 +75,8 @@ class TokenSequence:
         num_most: known tokens with which it ends.
         num_computed: leading tokens whose KV is in `block_ids`, or is being loaded there.
         num_hashed: leading hashes that were offered to the prefix cache.
-        num_named: leading runs of `block_ids` that kvtiers knows by name.
+        num_named: leading runs of `block_ids` that kvtiers knows by name. num_told: leading
+            hashed blocks that it knows to be computed.
         num_ever_computed: the most that `num_computed` has been: beyond is new.
         last_token_at: when it got its last token. over: whether it will get no more.
     """
@@ -91,6 +92,7 @@ class TokenSequence:
     num_computed: int = 0
     num_hashed: int = 0
     num_named: int = 0
+    num_told: int = 0
     num_ever_computed: int = 0
     last_token_at: float = 0.0
     over: bool = False
@@ -137,7 +139,15 @@ class TokenSequence:
     def lose_blocks(self) -> None:
         """Hold no KV any more."""
         self.block_ids = []
-        self.num_computed = self.num_hashed = self.num_named = 0
+        self.num_named = 0
+        self.rewind(0)
+
+    def rewind(self, num_computed: int) -> None:
+        """Have computed no more than so many tokens, a whole number of hashed blocks."""
+        num_blocks = num_computed // self.hash_tokens
+        self.num_computed = min(self.num_computed, num_computed)
+        self.num_hashed = min(self.num_hashed, num_blocks)
+        self.num_told = min(self.num_told, num_blocks)
 
     def extend_hashes(self) -> None:
         """Hash the full blocks of known tokens that are not hashed yet."""

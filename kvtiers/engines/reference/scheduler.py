@@ -227,7 +227,8 @@ class Scheduler:
         lost = max(self._num_taken_away, so_far) - self.pool.num_free
         kept = victim.num_blocks - max(0.0, lost) if self.settings.prefix_caching else 0.0
         return Surroundings(
-            num_delayed=len(running) + len(self.queue),
+            num_running=len(running),
+            num_waiting=len(self.queue),
             num_step_tokens=min(num_tokens, self.settings.max_num_batched_tokens),
             num_kept_tokens=max(0, int(kept)) * self.settings.block_size,
         )

@@ -64,6 +64,23 @@ def settings_of(num_blocks=64, **more):
     )
 
 
+def big_engine(budget=8192, **more):
+    """An engine whose pool never binds."""
+    sizes = {"num_blocks": 4096, "max_model_len": 40_000, "block_size": 16, "watermark": 0.01}
+    return engine_of(EngineSettings(**{**sizes, "max_num_batched_tokens": budget, **more}))
+
+
+def decoding(engine, num, max_tokens=200):
+    """Bring so many requests to where each decodes."""
+    for idx in range(num):
+        engine.add(request_of(f"d{idx}", 16, max_tokens))
+    wanted = {f"d{idx}": 1 for idx in range(num)}
+    for _ in range(50):
+        if engine.step().num_tokens == wanted:
+            return
+    raise AssertionError(f"{num} requests never decoded together")
+
+
 def engine_of(settings=None, config=None, **more):
     return modelled_engine(settings or settings_of(), machine_of(**more), config)
 

@@ -59,9 +59,11 @@ def test_equal_content_is_cached_once():
     pool.cache(one, HASHES, 0, 1)
     pool.cache(two, HASHES, 0, 1)
     assert pool.hit(HASHES, 1) == one
-    pool.forget(one)
+    pool.free(one)
+    pool.take(3)
     assert pool.hit(HASHES, 1) == []
     pool.cache(two, HASHES, 0, 1)
     assert pool.hit(HASHES, 1) == two
     pool.forget_all()
+    assert pool.refs(two[0]) == 1  # whoever holds a block keeps it
     assert (pool.hit(HASHES, 1), pool.num_cached) == ([], 0)

@@ -9,24 +9,16 @@ from kvtiers.engines.reference.settings import EngineSettings, Policy
 from kvtiers.engines.reference.thrash import ADVICE
 from kvtiers.model.errors import CapacityError, ConfigError
 
-from .engines import engine_of, hashes_of, request_of, run, settings_of, tiers_of
-
-BIG = {"num_blocks": 4096, "max_model_len": 40_000, "block_size": 16, "watermark": 0.01}
-
-
-def big_engine(budget=8192, **more):
-    return engine_of(EngineSettings(**{**BIG, "max_num_batched_tokens": budget, **more}))
-
-
-def decoding(engine, num, max_tokens=200):
-    """Bring so many requests to where each decodes."""
-    for idx in range(num):
-        engine.add(request_of(f"d{idx}", 16, max_tokens))
-    wanted = {f"d{idx}": 1 for idx in range(num)}
-    for _ in range(50):
-        if engine.step().num_tokens == wanted:
-            return
-    raise AssertionError(f"{num} requests never decoded together")
+from .engines import (
+    big_engine,
+    decoding,
+    engine_of,
+    hashes_of,
+    request_of,
+    run,
+    settings_of,
+    tiers_of,
+)
 
 
 def test_decodes_come_first_and_prefills_get_the_rest():

@@ -1,0 +1,174 @@
+"""Whatever users, stores and the connector do, the torch engine generates the model's tokens."""
+
+import shutil
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvtiers.cost.preempt import PreemptMode
+from kvtiers.engines.reference.model import ReferenceModel
+from kvtiers.engines.reference.requests import NewRequest
+from kvtiers.engines.reference.settings import EngineSettings, Policy
+from kvtiers.engines.reference.torch_runner import torch_engine
+from kvtiers.model.config import parse_mapping
+from kvtiers.model.outcome import Outcome
+from kvtiers.testing.faults import FaultyStore, Flip
+
+from .machine import EngineMachine
+from .small import plain_logits, prompt_of, small_shape
+
+MODEL = ReferenceModel(small_shape())
+BLOCK = 4
+CONTENTS = [prompt_of(8, 99) + prompt_of(50, seed) for seed in range(3)]
+NUM_CONTINUED = 14
+FAULTS = (Outcome.FAILED, Outcome.MISSING, Outcome.CORRUPT, Flip(300), OSError("the disk is gone"))
+
+
+@lru_cache(maxsize=4096)
+def continued(tokens, num_tokens):
+    """Return what the model says after some tokens: no blocks, no chunks, no kvtiers."""
+    if not num_tokens:
+        return ()
+    best = int(plain_logits(MODEL, list(tokens))[-1].argmax())
+    return (best, *continued((*tokens, best), num_tokens - 1))
+
+
+@lru_cache(maxsize=512)
+def likeliest(tokens, num):
+    return tuple(plain_logits(MODEL, list(tokens))[-1].topk(num).indices.tolist())
+
+
+def until_stop(tokens, stop_ids):
+    stop = next((idx for idx, token in enumerate(tokens) if token in stop_ids), len(tokens))
+    return list(tokens[: stop + 1])
+
+
+def generated(request: NewRequest):
+    """Return what each of a request's sequences is to be."""
+    prompt, num, stop_ids = (
+        tuple(request.prompt_token_ids),
+        request.max_tokens,
+        request.stop_token_ids,
+    )
+    if request.num_sequences == 1:
+        return [until_stop(continued(prompt, num), stop_ids)]
+    return [
+        until_stop((first, *continued((*prompt, first), num - 1)), stop_ids)
+        for first in likeliest(prompt, request.num_sequences)
+    ]
+
+
+def config_of(folder, kind, mode="always", offload="eager", dram="64KiB"):
+    stores = {
+        "dram": [],
+        "memory": [{"kind": "memory", "capacity": "1MiB"}],
+        "nvme": [{"kind": "nvme", "paths": [str(folder / "nvme")], "capacity": "1MiB"}],
+        "lmdb": [{"kind": "lmdb", "path": str(folder / "shared.lmdb"), "capacity": "4MiB"}],
+    }
+    stores["all"] = stores["nvme"] + stores["lmdb"]
+    return parse_mapping(
+        {
+            "tiers": [{"kind": "dram", "capacity": dram, "pin": "off"}, *stores[kind]],
+            "cost": {"mode": mode},
+            "policy": {"offload": offload},
+        }
+    )
+
+
+class TorchMachine(EngineMachine):
+    """A small model, really; its tiers are as small, so that all of them are used."""
+
+    folder = None
+
+    @initialize(
+        num_blocks=st.sampled_from([17, 24, 40, 90]),
+        policy=st.sampled_from(Policy),
+        preemption=st.sampled_from(PreemptMode),
+        kind=st.sampled_from([None, "dram", "memory", "nvme", "lmdb", "all"]),
+        mode=st.sampled_from(["auto", "always", "always", "never"]),
+        offload=st.sampled_from(["eager", "lazy"]),
+        more=st.fixed_dictionaries(
+            {
+                "num_speculative_tokens": st.sampled_from([0, 0, 2]),
+                "tenant_share": st.sampled_from([1.0, 0.5]),
+                "long_prefill_threshold": st.sampled_from([0, 7]),
+                "max_num_batched_tokens": st.sampled_from([18, 64]),
+                "prefix_caching": st.sampled_from([True, True, False]),
+                "watermark": st.sampled_from([0.0, 0.05]),
+            }
+        ),
+    )
+    def start(self, num_blocks, policy, preemption, kind, mode, offload, more):
+        knobs = EngineSettings(
+            num_blocks,
+            max_model_len=64,
+            block_size=BLOCK,
+            max_num_seqs=6,
+            policy=policy,
+            preemption=preemption,
+            **more,
+        )
+        self.stores = []
+        if kind is None:
+            self.begin(torch_engine(MODEL, knobs))
+            return
+        self.folder = Path(tempfile.mkdtemp(prefix="kvtiers-"))
+
+        def wrap(_, store):
+            self.stores.append(FaultyStore(store, store._slab))
+            return self.stores[-1]
+
+        config = config_of(self.folder, kind, mode, offload)
+        self.begin(torch_engine(MODEL, knobs, config, wrap))
+
+    def make_request(self, name, content, num_prompt, max_tokens, **more):
+        prompt = CONTENTS[content][:num_prompt]
+        stop_ids = {token for token in (7, 23) if (num_prompt + max_tokens) % 3 == 0}
+        return NewRequest(
+            name,
+            self.engine.now,
+            max_tokens,
+            prompt,
+            stop_token_ids=frozenset(stop_ids),
+            **more,
+        )
+
+    def check_served(self, request, served):
+        wanted = generated(request)
+        if served.reason == "aborted":  # somewhere on the way, a group perhaps before it parted
+            found = [tokens for tokens in served.token_ids if tokens]
+            assert found == [w[: len(f)] for f, w in zip(found, wanted, strict=False)]
+        else:
+            assert served.token_ids == wanted
+
+    @precondition(lambda self: self.engine and self.stores)
+    @rule(
+        which=st.integers(0, 1),
+        verb=st.sampled_from(["put", "get", "get"]),
+        fault=st.sampled_from(FAULTS),
+    )
+    def break_a_store(self, which, verb, fault):
+        if verb == "put" and not isinstance(fault, OSError):
+            fault = Outcome.FAILED
+        self.stores[which % len(self.stores)].fail(verb, fault)
+
+    def teardown(self):
+        super().teardown()
+        if self.folder is not None:
+            shutil.rmtree(self.folder)
+
+
+TorchMachine.TestCase.settings = settings(
+    max_examples=40,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+test_tokens_are_the_models = pytest.mark.filterwarnings("ignore::pytest.PytestWarning")(
+    TorchMachine.TestCase
+)
