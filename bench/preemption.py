@@ -42,8 +42,7 @@ def _row(found: Comparison) -> str:
     )
     ratio = f"{found.ratio(found.better):.4f} [{min(ratios):.3f} {max(ratios):.3f}]"
     return (
-        f"{found.mix.name:26} {cost:11.2f} {swap:7.2f} {again:9.2f}   "
-        f"{ratio}  {swaps} of {victims}"
+        f"{found.mix.name:26} {cost:11.2f} {swap:7.2f} {again:9.2f}   {ratio}  {swaps} of {victims}"
     )
 
 

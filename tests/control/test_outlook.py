@@ -336,7 +336,7 @@ class TestPreemption:
     def test_what_is_stored_need_not_be_copied_down(self):
         engine = Engine()
         keys = chain("doc", NUM_BLOCKS)
-        num_tokens, around = NUM_BLOCKS * BLOCK_SIZE, Surroundings(num_delayed=1000)
+        num_tokens, around = NUM_BLOCKS * BLOCK_SIZE, Surroundings(num_waiting=1000)
         before = engine.controller.preemption([keys], num_tokens, around=around)
         engine.store(keys)
         after = engine.controller.preemption([keys], num_tokens, around=around)

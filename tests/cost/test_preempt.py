@@ -83,8 +83,16 @@ def test_a_copy_that_a_step_covers_delays_nobody():
     step = nbytes / 50e9
     both = [plan_preempt(it, links(), h100(), step_seconds=step) for it in (copied, stored)]
     assert both[0].swap_cost_seconds == pytest.approx(both[1].swap_cost_seconds)
-    half = plan_preempt(copied, links(), h100(), step_seconds=step / 2)
-    assert half.swap_cost_seconds == pytest.approx(both[0].swap_cost_seconds + 31 * step / 2)
+
+
+def test_steps_wait_for_the_blocks_that_they_write_into_and_not_for_the_rest():
+    """32 decodes write into two blocks a step; of a copy of 50 steps, each waits for two blocks."""
+    around, two = Surroundings(32), 2 * BLOCK_NBYTES / 50e9
+    copied, stored = victim(8192, (), 1, around), victim(8192, [0] * 512, 1, around)
+    step = (512 * BLOCK_NBYTES / 50e9 - 50 * two) / 51
+    both = [plan_preempt(it, links(), h100(), step_seconds=step) for it in (copied, stored)]
+    stall = (both[0].swap_cost_seconds - both[1].swap_cost_seconds) / 33
+    assert stall == pytest.approx(50 * two)
 
 
 def test_what_hbm_keeps_is_neither_computed_nor_loaded():
