@@ -98,7 +98,7 @@ def test_steps_wait_for_the_blocks_that_they_write_into_and_not_for_the_rest():
 def test_what_hbm_keeps_is_neither_computed_nor_loaded():
     """A long victim that lost a little is computed, however fast its copy would be."""
     lost, kept = (
-        plan_preempt(victim(32_768, (), 1, Surroundings(20, 20, num)), links(), h100())
+        plan_preempt(victim(32_768, (), 1, Surroundings(20, 0, 20, num)), links(), h100())
         for num in (0, 32_768 - 64)
     )
     assert (lost.swap, kept.swap) == (True, False)
@@ -110,7 +110,7 @@ def test_what_hbm_keeps_is_neither_computed_nor_loaded():
 
 
 def test_its_last_token_is_computed_whatever_hbm_keeps():
-    found = plan_preempt(victim(4096, (), 1, Surroundings(0, 0, 10**9)), links(), h100())
+    found = plan_preempt(victim(4096, (), 1, Surroundings(num_kept_tokens=10**9)), links(), h100())
     context = 4096 - BLOCK_SIZE
     assert found.recompute_cost_seconds == pytest.approx(float(h100().seconds(16, context)))
 
@@ -118,11 +118,11 @@ def test_its_last_token_is_computed_whatever_hbm_keeps():
 def test_computing_that_fits_beside_reading_the_weights_delays_nobody():
     prefill = PrefillModel.of(PrefillSpeed(0.0, 8e14, flops_per_byte=240.0), FALLBACK_SHAPE, 8192)
     short, shared, long = (
-        plan_preempt(victim(num, (), 1, Surroundings(30, others)), links(), prefill)
+        plan_preempt(victim(num, (), 1, Surroundings(30, 0, others)), links(), prefill)
         for num, others in ((128, 30), (128, 400), (1024, 30))
     )
     alone = float(prefill.seconds(128))
-    assert short.recompute_cost_seconds == pytest.approx(alone, rel=0.02)
+    assert short.recompute_cost_seconds == pytest.approx(alone, rel=0.05)  # attention
     every_token = 30 * float(prefill.marginal_seconds(128))
     assert shared.recompute_cost_seconds == pytest.approx(alone + every_token)
     assert long.recompute_cost_seconds > 10 * float(prefill.seconds(1024))
@@ -173,7 +173,11 @@ def test_the_user_may_force_either():
     down=st.floats(1e6, 1e12),
     up=st.floats(1e6, 1e12),
     around=st.builds(
-        Surroundings, st.integers(0, 300), st.integers(0, 9000), st.integers(0, 200_000)
+        Surroundings,
+        st.integers(0, 300),
+        st.integers(0, 300),
+        st.integers(0, 9000),
+        st.integers(0, 200_000),
     ),
 )
 def test_the_cheaper_way_is_chosen(num_tokens, share, down, up, around):
