@@ -153,7 +153,7 @@ class Outlook:
         """Compare swapping a victim, of whose blocks some are stored, with computing it again."""
         sources = slowest(match.sources[:, : match.num_blocks])
         size, nbytes = self._settings.block_size, self._settings.block_nbytes
-        victim = Victim(num_tokens, size, nbytes, sources, num_sequences, around)
+        victim = Victim(num_tokens, size, nbytes, sources.tolist(), num_sequences, around)
         return self._cost.preempt(victim, mode)
 
     def in_step(self, job_ids: Iterable[JobId]) -> None:
