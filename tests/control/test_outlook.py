@@ -334,7 +334,7 @@ class TestPreemption:
         assert not short.swap
 
     def test_what_is_stored_need_not_be_copied_down(self):
-        engine = Engine()
+        engine = Engine(num_steps=0)  # no step is known that would cover the copy
         keys = chain("doc", NUM_BLOCKS)
         num_tokens, around = NUM_BLOCKS * BLOCK_SIZE, Surroundings(num_waiting=1000)
         before = engine.controller.preemption([keys], num_tokens, around=around)
