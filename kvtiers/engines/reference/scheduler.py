@@ -76,9 +76,10 @@ class Scheduler:
         self._admission = Admission(settings, pool, tiers)
         self._num_admitted = 0
         # Of each victim, how many blocks the pool had handed out when it lost its own; and how many
-        # more it has handed out, of late, until one was back: the victim's among the first.
+        # more it has handed out, of late, until one was back: the victim's among the first. Until
+        # one was back, nothing is counted on.
         self._away: dict[str, int] = {}
-        self._num_taken_away = 0.0
+        self._num_taken_away: float | None = None
 
     def schedule(self) -> Schedule:
         """Return the next step; who it preempts and admits is so from now on."""
@@ -223,9 +224,11 @@ class Scheduler:
             if request.state is not State.SWAPPED:
                 num_tokens += sum(sequence.num_known for sequence in request.live)
         taken, away = self.pool.num_taken, self._away.values()
-        so_far = sum(taken - then for then in away) / max(len(away), 1)
-        lost = max(self._num_taken_away, so_far) - self.pool.num_free
-        kept = victim.num_blocks - max(0.0, lost) if self.settings.prefix_caching else 0.0
+        kept = 0.0
+        if self._num_taken_away is not None and self.settings.prefix_caching:
+            so_far = sum(taken - then for then in away) / max(len(away), 1)
+            lost = max(self._num_taken_away, so_far) - self.pool.num_free
+            kept = victim.num_blocks - max(0.0, lost)
         return Surroundings(
             num_running=len(running),
             num_waiting=len(self.queue),
@@ -253,7 +256,8 @@ class Scheduler:
         in_step = self._admission.allocate(request, claims)
         if request.request_id in self._away:
             taken = self.pool.num_taken - self._away[request.request_id]
-            self._num_taken_away += _NEWEST_AWAY * (taken - self._num_taken_away)
+            of_late = taken if self._num_taken_away is None else self._num_taken_away
+            self._num_taken_away = of_late + _NEWEST_AWAY * (taken - of_late)
         self._dequeue(request)
         request.state = State.RUNNING
         request.order = self._num_admitted
