@@ -3,8 +3,8 @@
 Usage: python bench/preemption.py [--development] [--only bursty]
 
 Modelled: Llama-3.1-8B on an H100, no byte is moved. Three kinds of traffic, three links and two
-offload policies; 8 seeds, on which nothing was tried while the rule was written (`--development`
-has the 4 that were used for that).
+offload policies; 8 seeds that were not looked at while the rule was written (`--development` has
+4 that were).
 
 The p99 of 80 requests is that of the last but one, so the ratio of one seed says little. Rule: per
 seed, the p99 under "cost" over that under the better way, which is the one of always swapping and
