@@ -78,23 +78,29 @@ class Cost(OnLines):
     Args:
         value: seconds that the reload of a block saves; all the same if not given.
         memory: of keys, here and gone, whose owner notes what is asked for; else its own.
+        name: by which a memory knows a key; its fingerprint unless the keys are stand-ins.
     """
 
     def __init__(
-        self, capacity: int, value: Value | None = None, memory: Memory | None = None
+        self,
+        capacity: int,
+        value: Value | None = None,
+        memory: Memory | None = None,
+        name: Callable[[BlockKey], int] = fingerprint,
     ) -> None:
         super().__init__()
         self._value = value
         self._lines = [Ends() for _ in range(NUM_CLASSES)]
         self._memory = memory or Memory(capacity)
         self._notes = memory is None
+        self._name = name
 
     def admitted(self, key: BlockKey) -> None:
         """Count residence as a use, beside those before it."""
-        print_ = fingerprint(key)
+        name = self._name(key)
         if self._notes:
-            self._memory.note(print_)
-        uses = max(1, self._memory.uses(print_))
+            self._memory.note(name)
+        uses = self._memory.uses(name) or 1
         node = Node(key, self._lines[class_of(uses)], self._memory.clock)
         node.uses = uses
         self._nodes[key] = node
@@ -102,7 +108,7 @@ class Cost(OnLines):
     def touched(self, key: BlockKey) -> None:
         """Count a use."""
         if self._notes:
-            self._memory.note(fingerprint(key))
+            self._memory.note(self._name(key))
         node = self._nodes[key]
         node.uses += 1
         self._lines[class_of(node.uses)].join(node, self._memory.clock)
