@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 from kvtiers.control.policy.lines import Line, Node, OnLines, fingerprint
@@ -59,8 +60,9 @@ class Ends(Line):
         """Return the last block that may leave."""
         newest = self._newest
         while newest:
-            if self._stands(newest[0]):
-                return newest[0][1]
+            order, node = newest[0]
+            if node.exposed and node.line is self and node.order == -order:  # as in `_stands`
+                return node
             heapq.heappop(newest)
         return None
 
@@ -116,17 +118,18 @@ class Cost(OnLines):
     def next_victim(self) -> BlockKey | None:
         """Return the block that promises least; the least recently used of equals."""
         worst: Node | None = None
-        least = (0.0, 0)
-        now = self._memory.clock
+        least = math.inf
+        now, value = self._memory.clock, self._value
         for line, rates in zip(self._lines, self._memory.ages.rates, strict=True):
-            first = line.first()
-            if first is None:
+            if not line.num_exposed:
                 continue
-            last = line.last()
-            for node in (first,) if last is first or last is None else (first, last):
+            first, last = line.first(), line.last()
+            for node in (first,) if last is first else (first, last):
+                if node is None:
+                    continue
                 promise = rates[bucket_of(now - node.order)]
-                if self._value is not None:
-                    promise *= self._value(node.key)
-                if worst is None or (promise, node.order) < least:
-                    worst, least = node, (promise, node.order)
+                if value is not None:
+                    promise *= value(node.key)
+                if promise < least or (worst and promise == least and node.order < worst.order):
+                    worst, least = node, promise
         return None if worst is None else worst.key
