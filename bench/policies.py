@@ -41,7 +41,7 @@ CAPACITIES = {
     "coding agents": (1000, 2000, 3000, 6000),
     "coding agents, cut": (1000, 2000, 3000, 4500, 6000),
 }
-PLAIN = ("lru", "arc", "s3-fifo", "w-tinylfu", "cost", "belady")
+PLAIN = (*POLICIES, "belady")
 
 Prompt = tuple[int, list[BlockKey]]  # its tokens, and its blocks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
+from typing import Final
 
 from kvtiers.control.policy.lines import Line, Node, OnLines, fingerprint
 from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges, bucket_of, class_of
@@ -12,6 +13,8 @@ from kvtiers.control.policy.sketch import Sketch
 from kvtiers.model.keys import BlockKey
 
 Value = Callable[[BlockKey], float]
+
+_NEWEST: Final = 64
 
 
 class Memory:
@@ -38,7 +41,11 @@ class Memory:
 
 
 class Ends(Line):
-    """Blocks in order of use, of which the first and the last that may leave are wanted."""
+    """Blocks in order of use, of which the first and the last that may leave are wanted.
+
+    The last is looked for among those that were exposed or used of late: so many are ranked that
+    the next of them takes over when it leaves, and so few that a sweep of a large tier is short.
+    """
 
     __slots__ = ("_newest",)
 
@@ -49,15 +56,23 @@ class Ends(Line):
     def expose(self, node: Node) -> None:
         """Let a block of this line leave from now on."""
         super().expose(node)
+        self._rank_newest(node)
+
+    def use(self, node: Node, order: int) -> None:
+        """Give a block of this line a later place."""
+        node.order = order
+        if node.exposed:
+            self._rank_newest(node)
+
+    def _rank_newest(self, node: Node) -> None:
         newest = self._newest
         heapq.heappush(newest, (-node.order, node))
-        if len(newest) > 4 * self.num_exposed + 64:
+        if len(newest) > 2 * _NEWEST:
             kept = {row[1]: row for row in newest if self._stands(row)}
-            self._newest = list(kept.values())
-            heapq.heapify(self._newest)
+            self._newest = sorted(kept.values())[:_NEWEST]  # which is a heap
 
     def last(self) -> Node | None:
-        """Return the last block that may leave."""
+        """Return the last block that may leave, None when none of late may."""
         newest = self._newest
         while newest:
             order, node = newest[0]
@@ -113,7 +128,11 @@ class Cost(OnLines):
             self._memory.note(self._name(key))
         node = self._nodes[key]
         node.uses += 1
-        self._lines[class_of(node.uses)].join(node, self._memory.clock)
+        line = self._lines[class_of(node.uses)]
+        if line is node.line:
+            line.use(node, self._memory.clock)
+        else:
+            line.join(node, self._memory.clock)
 
     def next_victim(self) -> BlockKey | None:
         """Return the block that promises least; the least recently used of equals."""
@@ -124,8 +143,8 @@ class Cost(OnLines):
             if not line.num_exposed:
                 continue
             first, last = line.first(), line.last()
-            for node in (first,) if last is first else (first, last):
-                if node is None:
+            for node in (first, last):
+                if node is None or node is worst:
                     continue
                 promise = rates[bucket_of(now - node.order)]
                 if value is not None:
