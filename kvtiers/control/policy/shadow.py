@@ -18,7 +18,7 @@ _TELLING_HITS: Final = 512
 _WARM_UP: Final = 8  # keys asked for, per block of a shadow, before rules that learn are judged
 _MIX: Final = 0xC2B2AE35  # of MurmurHash3
 _LEAST_GAIN: Final = 0.03  # what a change of leader must bring
-_DEVIATIONS: Final = 4.0  # and by how many standard deviations: hits come in runs, of a prompt
+_DEVIATIONS: Final = 2.0  # and by how many standard deviations, were the shadows independent
 
 
 def name_of(stand_in: BlockKey) -> int:
@@ -27,26 +27,21 @@ def name_of(stand_in: BlockKey) -> int:
 
 
 class Shadow:
-    """One rule over a tier of sampled keys, all of which may leave.
-
-    Attributes:
-        num_hits: of late. num_better, num_worse: times of late that it hit what the leader
-            missed, and missed what the leader hit.
-    """
+    """One rule over a tier of sampled keys, all of which may leave."""
 
     def __init__(self, capacity: int, policy: EvictionPolicy) -> None:
         self._capacity = capacity
         self._policy = policy
         self._resident: set[BlockKey] = set()
-        self.num_hits = self.num_better = self.num_worse = 0.0
+        self.num_hits = 0.0
 
-    def asked(self, key: BlockKey) -> bool:
-        """Hit a block, or let it in; whether it was a hit."""
+    def asked(self, key: BlockKey) -> None:
+        """Hit a block, or let it in."""
         policy, resident = self._policy, self._resident
         if key in resident:
             self.num_hits += 1
             policy.touched(key)
-            return True
+            return
         if len(resident) >= self._capacity:
             victim = policy.next_victim()
             if victim is not None:
@@ -55,18 +50,6 @@ class Shadow:
         policy.admitted(key)
         policy.exposed(key)
         resident.add(key)
-        return False
-
-    def compared(self, better: bool) -> None:
-        """Note that it hit and the leader did not, or the other way round."""
-        self.num_better += better
-        self.num_worse += not better
-
-    def fade(self, share: float) -> None:
-        """Let what was counted so far count less."""
-        self.num_hits *= share
-        self.num_better *= share
-        self.num_worse *= share
 
 
 class Contest:
@@ -97,10 +80,8 @@ class Contest:
         if (name * _MIX >> 5 & 0xFFFFFFFF) % self._one_in:
             return False
         stand_in = BlockKey(name.to_bytes(4, "big"))  # nothing here refers to the key
-        led = self._shadows[self.leader].asked(stand_in)
-        for rule, shadow in self._shadows.items():
-            if rule != self.leader and shadow.asked(stand_in) != led:
-                shadow.compared(better=not led)
+        for shadow in self._shadows.values():
+            shadow.asked(stand_in)
         self._num_asked += 1
         self._until_judged -= 1
         if self._until_judged:
@@ -109,18 +90,15 @@ class Contest:
         return self._judge()
 
     def _judge(self) -> bool:
-        """Change the leader if another has clearly more hits; whether it has."""
         shadows = self._shadows
-        held = shadows[self.leader].num_hits
         best = max(shadows, key=lambda name: shadows[name].num_hits)
-        better, worse = shadows[best].num_better, shadows[best].num_worse
-        if better - worse > max(_LEAST_GAIN * held, _DEVIATIONS * (better + worse) ** 0.5):
-            self.leader = best
+        most, held = shadows[best].num_hits, shadows[self.leader].num_hits
+        if self._num_asked >= _HALF_LIFE * self._size and most >= _TELLING_HITS:
             for shadow in shadows.values():
-                shadow.num_better = shadow.num_worse = 0.0
-            return True
-        if self._num_asked >= _HALF_LIFE * self._size and shadows[best].num_hits >= _TELLING_HITS:
-            for shadow in shadows.values():
-                shadow.fade(0.5)
+                shadow.num_hits /= 2
             self._num_asked //= 2
-        return False
+        sure = _DEVIATIONS * (most + held) ** 0.5
+        if most - held <= max(_LEAST_GAIN * held, sure):
+            return False
+        self.leader = best
+        return True
