@@ -15,10 +15,10 @@ _LEAST_BLOCKS: Final = 128  # but so many, if the tier has them
 # where hits are rare, fewer tell nothing.
 _HALF_LIFE: Final = 4
 _TELLING_HITS: Final = 512
-_WARM_UP: Final = 8  # keys asked for, per block of a shadow, before rules that learn are judged
+_WARM_UP: Final = 8  # keys asked for, per block of a shadow, before hits count: some rules learn
 _MIX: Final = 0xC2B2AE35  # of MurmurHash3
 _LEAST_GAIN: Final = 0.03  # what a change of leader must bring
-_DEVIATIONS: Final = 2.0  # and by how many standard deviations, were the shadows independent
+_DEVIATIONS: Final = 3.0  # and by how many standard deviations, were the shadows independent
 
 
 def name_of(stand_in: BlockKey) -> int:
@@ -73,6 +73,7 @@ class Contest:
         self._shadows = {name: Shadow(size, make(size)) for name, make in rules.items()}
         self._size = size
         self._until_judged = _WARM_UP * size
+        self._warm = False
         self._num_asked = 0
 
     def asked(self, name: int) -> bool:
@@ -87,7 +88,13 @@ class Contest:
         if self._until_judged:
             return False
         self._until_judged = self._size
-        return self._judge()
+        if self._warm:
+            return self._judge()
+        self._warm = True
+        self._num_asked = 0
+        for shadow in self._shadows.values():
+            shadow.num_hits = 0.0
+        return False
 
     def _judge(self) -> bool:
         shadows = self._shadows
