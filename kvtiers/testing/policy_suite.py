@@ -200,10 +200,14 @@ class PolicySuite(ABC):
 
     def test_serves_a_tier_through_any_life(self) -> None:
         """See `PolicyMachine`."""
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            lambda: PolicyMachine(self.make_policy()),
-            settings=settings(max_examples=50, stateful_step_count=60, deadline=None),
-        )
+        make = self.make_policy
+
+        class Machine(PolicyMachine):
+            def __init__(self) -> None:
+                super().__init__(make())
+
+        steps = settings(max_examples=50, stateful_step_count=60, deadline=None)
+        run_state_machine_as_test(Machine, settings=steps)
 
     def test_bookkeeping_is_bounded(self) -> None:
         """A block that is hit, pinned and released for ever costs no more memory than another."""

@@ -15,7 +15,8 @@ _LEAST_BLOCKS: Final = 128  # but so many, if the tier has them
 # where hits are rare, fewer tell nothing.
 _HALF_LIFE: Final = 4
 _TELLING_HITS: Final = 512
-_WARM_UP: Final = 8  # keys asked for, per block of a shadow, before hits count: some rules learn
+# Keys asked for, per block of a shadow, before hits count: the span that `cost` learns from.
+_WARM_UP: Final = 16
 _MIX: Final = 0xC2B2AE35  # of MurmurHash3
 _LEAST_GAIN: Final = 0.03  # what a change of leader must bring
 _DEVIATIONS: Final = 3.0  # and by how many standard deviations, were the shadows independent
