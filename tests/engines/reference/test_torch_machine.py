@@ -76,6 +76,7 @@ def config_of(folder, kind, mode="always", offload="eager", dram="64KiB"):
             "tiers": [{"kind": "dram", "capacity": dram, "pin": "off"}, *stores[kind]],
             "cost": {"mode": mode},
             "policy": {"offload": offload},
+            "reload": {"lookup_deadline": "30s"},
         }
     )
 
