@@ -63,7 +63,8 @@ class WorkerConnector:
 
     The order in a step: `begin_step`, `load_in_step`, the forward pass, `end_step`,
     `take_loaded`, `take_report`. An engine whose KV groups are ranges of layers may call
-    `load_in_step` within the forward pass instead, before the first layer of each range.
+    `load_in_step` within the forward pass instead, before the first layer of each range; one that
+    drafts tokens after the forward pass may take loads and report before `end_step`.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class WorkerConnector:
         """Order the coming forward pass behind the reloads that it reads, as far as it reads now.
 
         Where the engine's device can wait for a copy, the host waits only until it is queued. What
-        became of it is known in `end_step`.
+        became of it is known in `end_step` and `take_loaded`.
 
         Args:
             group: the last KV group that is read next; those before it are waited for too.
@@ -166,7 +167,12 @@ class WorkerConnector:
             self._executor.wait_idle(IDLE_WAIT_SECONDS)
 
     def take_loaded(self) -> Loaded:
-        """Return the reloads that were settled since the last call."""
+        """Return the reloads that were settled since the last call, with those of this step.
+
+        Raises:
+            ProtocolError: as `load_in_step`.
+        """
+        self._settle_sync()  # vLLM asks before `end_step` where it guesses tokens
         self._collect()
         pending = self._pending
         loaded = Loaded(

@@ -280,6 +280,48 @@ def test_a_copy_that_fails_after_the_engine_was_held_is_told_at_the_end_of_the_s
     assert refused.outcomes.tolist() == [Outcome.FAILED]
 
 
+def test_loads_that_are_taken_before_the_end_of_the_step_are_settled_first(device):
+    """So vLLM does with speculative decoding: the step's tokens go out before its end."""
+    device.rank.device.fail_copy(OSError("bus"))
+    device.begin()
+    device.worker.load_in_step()
+    taken = []
+    take = threading.Thread(target=lambda: taken.append(device.worker.take_loaded()), daemon=True)
+    take.start()
+    take.join(0.03)
+    assert not taken, "its copies still run"
+    while not taken:
+        device.rank.device.step()
+        take.join(0.001)
+    assert taken[0].failed_blocks == set(BLOCKS)
+    (told,) = device.worker.take_report().completions
+    assert told.job_id == device.load.job_id
+    offload = device.rank.orders.offload([KEYS[0]], [6], [0])
+    device.worker._orders = StepOrders(2, 0, after=(offload,))
+    assert device.end() == set()
+    (refused,) = device.worker.take_report().completions
+    assert refused.outcomes.tolist() == [Outcome.FAILED]
+
+
+def test_loads_that_are_taken_need_an_executor_that_runs(device, monkeypatch):
+    device.begin()
+    device.worker.load_in_step()
+    monkeypatch.setattr(device.thread, "wait_loaded", lambda job_ids, seconds: False)
+    with pytest.raises(ProtocolError, match=r"had settled reloads \[\d+\]"):
+        device.worker.take_loaded()
+
+
+def test_the_engine_is_held_once_by_each_copy(device, monkeypatch):
+    held, hold = [], device.rank.device.hold_engine
+    monkeypatch.setattr(
+        device.rank.device, "hold_engine", lambda ticket: (held.append(ticket), hold(ticket))[1]
+    )
+    device.begin()
+    device.worker.load_in_step()
+    assert len(held) == len(set(held)) == NUM_RANGES
+    assert device.end() == set()
+
+
 @pytest.mark.parametrize("answer", [False, RuntimeError("lost")])
 def test_where_the_device_cannot_wait_the_host_does(device, monkeypatch, answer):
     def hold_engine(ticket):
