@@ -1,7 +1,7 @@
 """A forward pass waits for one range of layers after the other, and for nothing else."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,6 +21,7 @@ from kvtiers.testing.faults import FaultyStore, Flip, HeldStore
 NUM_RANGES = 3
 HASHES = [bytes([i]) * 32 for i in (1, 2)]
 KEYS = [block_key(one, group) for group in range(NUM_RANGES) for one in HASHES]  # range by range
+GROUPS = [group_of(key) for key in KEYS]
 BLOCKS = [4, 5] * NUM_RANGES
 SOON = 30.0  # seconds; a limit that only a failure reaches
 
@@ -199,15 +200,21 @@ class Device:
         self.load = rank.orders.reload(KEYS, BLOCKS, range(len(KEYS)))
         self.read: list[list[bool]] = []  # of each range, whether its blocks were right
 
-    def begin(self) -> None:
+    def begin(self, *, load: bool = True) -> None:
         orders = StepOrders(2, 0, before=(self.load,), sync_loads=(self.load.job_id,))
-        self.worker.begin_step(orders)
+        self.worker.begin_step(orders, load=load)
+
+    def clear(self) -> None:
+        """Queue what an engine does to new blocks."""
+        self._queue(lambda: self.rank.fill(BLOCKS, [block_key(bytes(32), g) for g in GROUPS]))
 
     def compute(self, group: int) -> None:
         """Queue the layers of a range: they read its blocks."""
         rows = [row for row, key in enumerate(KEYS) if group_of(key) == group]
         holds = self.rank.holds
-        work = lambda: self.read.append([holds(BLOCKS[r], KEYS[r]) for r in rows])  # noqa: E731
+        self._queue(lambda: self.read.append([holds(BLOCKS[r], KEYS[r]) for r in rows]))
+
+    def _queue(self, work: Callable[[], None]) -> None:
         with self.rank.device._lock:
             self.rank.device._work.append(work)
             self.rank.device._num_queued += 1
@@ -242,6 +249,31 @@ def test_a_device_waits_for_copies_and_the_host_does_not(device, groups):
     assert device.read == [], "no copy has run yet, and the engine is queued behind them"
     assert device.end() == set()
     assert device.read == [[True, True]] * NUM_RANGES
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_an_engine_may_clear_blocks_before_their_loads_begin(device, says_so):
+    """Loads come after all that is queued when it comes again, and with its first layer at last."""
+    device.begin(load=False)
+    device.clear()
+    assert device.thread.wait_idle(SOON), "nothing has begun"
+    if says_so:
+        device.begin()
+        device.begin()
+    device.worker.load_in_step()
+    for group in range(NUM_RANGES):
+        device.compute(group)
+    assert device.end() == set()
+    assert device.read == [[True, True]] * NUM_RANGES
+
+
+def test_loads_begin_with_the_end_of_the_step_at_last(device):
+    device.worker.begin_step(StepOrders(2, 0, before=(device.load,)), load=False)
+    device.worker.end_step()
+    while not device.thread.wait_idle(0.001):
+        device.rank.device.step()
+    assert device.worker.take_loaded().request_ids == {device.load.request_id}
+    assert device.rank.holds(BLOCKS[0], KEYS[0])
 
 
 def test_a_range_is_held_by_its_own_copies_only(device):
