@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 
 import fake_driver
 import numpy as np
@@ -227,18 +227,22 @@ def test_a_ticket_that_was_never_issued_holds_nobody(ticket: int) -> None:
         bench.copier.hold_engine(Ticket(ticket))
 
 
-def test_the_engine_is_held_while_another_thread_submits() -> None:
-    """What is pending grows, and moves in memory, while the engine's thread looks there."""
+def test_an_event_serves_no_other_batch_while_the_engine_is_about_to_wait_for_it() -> None:
     bench = Bench(Route.DMA)
-    first = bench.submit(SCATTER, [0], [0])
-    with ThreadPoolExecutor(1) as pool:
-        more = pool.submit(lambda: [bench.submit(SCATTER, [], []) for _ in range(20_000)])
-        num_held = 0
-        while not more.done():
-            assert bench.copier.hold_engine(first)
-            num_held += 1
-    assert num_held
-    assert bench.fake.calls("cuStreamWaitEvent") == num_held
+    ticket = bench.submit(SCATTER, [0], [0])
+    bench.run_copies()
+    with futures.ThreadPoolExecutor(2) as pool:
+        bench.fake.lib.fake_hold_up(1)
+        hold = pool.submit(bench.copier.hold_engine, ticket)
+        while not bench.fake.lib.fake_num_held_up():
+            pass
+        done = pool.submit(bench.copier.done, ticket)
+        early = futures.wait([done], 0.05).done
+        bench.fake.lib.fake_hold_up(0)
+        assert hold.result()
+        assert done.result()
+    assert not early
+    assert bench.fake.calls("cuStreamWaitEvent") == 1
 
 
 @each_route
