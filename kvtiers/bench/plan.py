@@ -108,13 +108,8 @@ class MeasuredPlan:
 
     @property
     def fitted_lengths(self) -> tuple[int, ...]:
-        """The lengths that the model is calibrated on."""
+        """The lengths that the model is calibrated on; it is judged by the others."""
         return self.lengths[::2]
-
-    @property
-    def judged_lengths(self) -> tuple[int, ...]:
-        """The lengths that it has not seen."""
-        return self.lengths[1::2]
 
     @property
     def middle_length(self) -> int:

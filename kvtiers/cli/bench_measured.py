@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kvtiers.cli.output import show_table
+from kvtiers.cli.progress import progress_bar
 from kvtiers.cli.terminable import terminable
 
 if TYPE_CHECKING:
@@ -21,19 +22,10 @@ def run(
     plan: MeasuredPlan, folder: Path | None, output: Path | None, *, resume: bool, quiet: bool
 ) -> MeasuredResult:
     """Measure, with a progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from kvtiers.bench.measure import num_measurements
     from kvtiers.bench.measured_run import run_measured
 
-    columns = (
-        TextColumn("{task.description:<44}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar, terminable():
+    with progress_bar(44, quiet=quiet) as bar, terminable():
         total = num_measurements(plan)
         task = bar.add_task("starting", total=total)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kvtiers.cli.output import JsonOption, echo_json, input_errors, show_table
+from kvtiers.cli.progress import progress_bar
 from kvtiers.cli.terminable import terminable
 
 if TYPE_CHECKING:
@@ -50,26 +51,9 @@ def demo(
 
 
 def _run(plan: DemoPlan, folder: Path, quiet: bool) -> DemoResult:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
     from kvtiers.bench.demo import num_events, run_demo
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:<36}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar, terminable():
+    with progress_bar(36, quiet=quiet, spinner=True) as bar, terminable():
         task = bar.add_task("writing a model, starting vLLM", total=num_events(plan))
         return run_demo(plan, folder, lambda what: bar.update(task, advance=1, description=what))
 

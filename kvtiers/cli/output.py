@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 BAD_INPUT: Final = 2
 """Exit code for input that the user must correct, as for a wrong option."""
 
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as of a shell: what was found until then is told all the same."""
+
 _WIDEST: Final = 10_000  # columns; wider than any table
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kvtiers.cli.output import JsonOption, check_outputs, echo_json, input_errors, show_table
+from kvtiers.cli.progress import progress_bar
 from kvtiers.cli.terminable import terminable
 
 if TYPE_CHECKING:
@@ -98,25 +99,10 @@ def _plan(
 
 
 def _run(plan: ProbePlan, quiet: bool) -> ProbeResult:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
     from kvtiers.bench.probe import num_shapes, run_probe
     from kvtiers.bench.probe_plan import Shape
 
-    columns = (
-        TextColumn("{task.description:<34}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar, terminable():
+    with progress_bar(34, quiet=quiet) as bar, terminable():
         task = bar.add_task("the way to HBM", total=num_shapes(plan))
 
         def on_shape(name: str, shape: Shape) -> None:

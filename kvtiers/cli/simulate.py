@@ -14,12 +14,14 @@ import typer
 
 from kvtiers.cli import simulate_options as options
 from kvtiers.cli.output import (
+    INTERRUPTED,
     JsonOption,
     check_outputs,
     echo_json,
     input_errors,
     show_table,
 )
+from kvtiers.cli.progress import progress_bar
 from kvtiers.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     trace_block: options.TraceBlockOption = None,
     speed: options.SpeedOption = 1.0,
     concurrency: options.ConcurrencyOption = None,
+    replicas: options.ReplicasOption = 1,
     warmup: options.WarmupOption = 0.0,
     write_trace: options.WriteTraceOption = None,
     dtype: options.DtypeOption = "bf16",
@@ -60,12 +63,14 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Replay a trace in virtual time: latencies, throughput, hits by tier, bytes written.
 
     With --compare, and further files behind it, the same trace runs through each configuration.
+    Ctrl-C ends it with what was served until then, and exit code 130.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     with input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.replay import ReplayPlan
+        from kvtiers.simulate.share import busiest_share
 
         check_outputs(output, write_trace)
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
@@ -73,19 +78,29 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         machine = options.machine_plan(
             options.engine_values(device, knobs), medium or (), preemption
         )
-        shared: dict[str, Any] = {"trace": found, "machine": machine, "warmup": warmup}
+        shared: dict[str, Any] = {"machine": machine, "warmup": warmup}
+        shared["trace"] = busiest_share(found, replicas)
         shared |= {"arrivals": ArrivalPlan(speed, concurrency), "max_seconds": max_seconds}
         named = _configs([*([config] if config else []), *(compare or ()), *(more or ())])
         plans = [ReplayPlan(**shared, label=label, config=it) for label, it in named]
         replays = _run(plans, as_json)
         if output is not None:
             _write(replays, output, found.name)
+    _tell(replays, as_json, replicas)
+
+
+def _tell(replays: list[Replay], as_json: bool, num_engines: int) -> None:
+    """Print the numbers; exits with `INTERRUPTED` where there could be more."""
     if as_json:
         from kvtiers.simulate.report import plain
 
         echo_json(plain(replays))
     else:
+        if num_engines > 1:
+            typer.echo(f"One of {num_engines} engines, that with the most prompt tokens:")
         show(replays)
+    if replays[-1].interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _keep(trace: Trace, path: Path | None) -> None:
@@ -114,6 +129,8 @@ def _run(plans: Sequence[ReplayPlan], quiet: bool) -> list[Replay]:
     for plan in plans:
         with progress(plan.label, quiet) as told:
             replays.append(replay(plan, told))
+        if replays[-1].interrupted:
+            break
     if not any(replay.num_requests for replay in replays):
         raise ConfigError("no request was served before it was stopped; there is nothing to tell")
     return replays
@@ -126,26 +143,11 @@ def progress(what: str, quiet: bool) -> Iterator[Progress]:
     What the control plane would warn an operator of, such as a store that is switched off, stands
     in the report instead.
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     logger = logging.getLogger("kvtiers")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+        with progress_bar(24, quiet=quiet) as bar:
             task = bar.add_task(what, total=None)
             yield lambda ended, num: bar.update(task, completed=ended, total=num)
     finally:
@@ -172,7 +174,8 @@ def show(replays: Sequence[Replay]) -> None:
 
     first = replays[0]
     table = Table(
-        title=f"{first.title}: {first.num_requests:,} requests in {first.seconds:,.0f} s, on paper",
+        title=f"{first.title}: {first.num_requests:,} requests in {first.seconds:,.0f} s, on paper"
+        + ("" if all(replay.complete for replay in replays) else ", PARTIAL"),
         caption="Shares are of the prompt tokens: hits of all tiers and computed are all of them. "
         "Infinite cache: what one that forgets nothing would hit.",
         box=box.SIMPLE_HEAVY,

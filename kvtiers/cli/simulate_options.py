@@ -86,6 +86,18 @@ ConcurrencyOption = Annotated[
     int | None,
     _requests("--concurrency", text="Closed loop: so many sessions at a time.", min=1),
 ]
+ReplicasOption = Annotated[
+    int,
+    _requests("--replicas", text="Engines that share the trace; one of them is replayed.", min=1),
+]
+AutoReplicasOption = Annotated[
+    int | None,
+    _requests(
+        "--replicas",
+        text="Engines that share the trace; the fewest that keep up without tiers.",
+        min=1,
+    ),
+]
 WarmupOption = Annotated[
     float, _requests("--warmup", text="Share of the requests that only fill the caches.")
 ]
@@ -118,7 +130,7 @@ PriceOption = Annotated[
 ]
 PolicyOption = Annotated[
     list[str] | None,
-    typer.Option(help="Replacement rules to try, the first one while sizing; lru."),
+    typer.Option(help="Replacement rules to compare, the first one while sizing."),
 ]
 MaxSecondsOption = Annotated[
     float, typer.Option(help="No replay begins after so many seconds of real time.")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ import typer
 
 from kvtiers.cli import simulate_options as options
 from kvtiers.cli.output import (
+    INTERRUPTED,
     JsonOption,
     check_outputs,
     echo_json,
@@ -22,6 +24,9 @@ from kvtiers.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvtiers.simulate.sizing import Sizing, SizingPlan
+
+_MOST_PRICE: Final = 1e12
+_POLICIES: Final = ("lru", "arc", "s3-fifo", "w-tinylfu", "cost")  # adaptive follows the best
 
 NOT_MET: Final = 1
 """Exit code when no size that was replayed meets the goal."""
@@ -41,6 +46,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     trace_block: options.TraceBlockOption = None,
     speed: options.SpeedOption = 1.0,
     concurrency: options.ConcurrencyOption = None,
+    replicas: options.AutoReplicasOption = None,
     warmup: options.WarmupOption = 0.0,
     dtype: options.DtypeOption = "bf16",
     kv_dtype: options.KvDtypeOption = "bf16",
@@ -59,7 +65,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
 ) -> None:
     """Find how much DRAM and NVMe a trace needs to meet a goal, and what an fp8 cache changes.
 
-    Few of many sizes are replayed. Ctrl-C answers with what was found until then.
+    As many sizes are replayed as prove which is cheapest. Ctrl-C tells what was found: exit 130.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
@@ -77,9 +83,10 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
             goal=Goal.parse(goal),
             prices=_prices(price or ()),
             kv_dtypes=tuple(dict.fromkeys((kv_dtype, "fp8"))),
-            policies=tuple(policy or ("lru",)),
+            policies=tuple(dict.fromkeys(policy or _POLICIES)),
             arrivals=ArrivalPlan(speed, concurrency),
             warmup=warmup,
+            num_engines=replicas,
             max_seconds=max_seconds,
         )
         sizing = _run(plan, as_json)
@@ -93,6 +100,8 @@ def _tell(sizing: Sizing, as_json: bool) -> None:
         echo_json(sizing.to_plain())
     else:
         _show(sizing)
+    if sizing.interrupted:
+        raise typer.Exit(INTERRUPTED)
     if sizing.plan.kv_dtypes[0] not in sizing.chosen:
         raise typer.Exit(NOT_MET)
 
@@ -107,7 +116,7 @@ def _prices(texts: Any) -> Any:
             values[name] = float(value)
         except ValueError:
             values[name] = -1.0
-        if name not in ("dram", "nvme") or not 0 <= values[name] < float("inf"):
+        if name not in ("dram", "nvme") or not 0 <= values[name] <= _MOST_PRICE:
             raise ConfigError(f"--price: {text!r} is no price; write dram=4 or nvme=0.1")
     return Prices(**values)
 
@@ -115,7 +124,7 @@ def _prices(texts: Any) -> Any:
 def _run(plan: SizingPlan, quiet: bool) -> Sizing:
     from contextlib import ExitStack
 
-    from kvtiers.simulate.sizing import size_tiers
+    from kvtiers.simulate.sizing_run import size_tiers
 
     with ExitStack() as stack:
 
@@ -129,12 +138,18 @@ def _run(plan: SizingPlan, quiet: bool) -> Sizing:
 def _write(sizing: Sizing, output: Path | None, write_config: Path | None) -> None:
     from kvtiers.simulate.sizing_report import write_sizing
 
-    if write_config is not None and sizing.yaml is not None:
+    met = sizing.plan.kv_dtypes[0] in sizing.chosen
+    if write_config is not None and sizing.yaml is not None and met:
         try:
             write_config.write_text(sizing.yaml, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{write_config}: cannot be written ({error.strerror})") from error
         typer.echo(f"wrote {write_config}", err=True)
+    elif write_config is not None:
+        why = "it is met without tiers" if met else "no size meets it"
+        typer.echo(
+            f"{write_config} was not written: there is no YAML for the goal, {why}", err=True
+        )
     if output is None:
         return
     written, missing = write_sizing(sizing, output, f"size-{sizing.plan.trace.name}".lower())
@@ -149,17 +164,32 @@ def _show(sizing: Sizing) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from kvtiers.simulate.sizing_report import HEADER, sentences, trial_rows
+    from kvtiers.simulate.sizing_words import (
+        HEADER,
+        curve_rows,
+        dtype_rows,
+        sentences,
+        trial_rows,
+    )
 
-    table = Table(title=f"{sizing.plan.machine.title}: what was replayed", box=box.SIMPLE_HEAVY)
-    for name in HEADER:
-        table.add_column(name, justify="left" if name in HEADER[:3] else "right")
-    for row in trial_rows(sizing):
-        table.add_row(*row)
-    show_table(table)
+    def shown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
+        table = Table(title=title, box=box.SIMPLE_HEAVY)
+        for idx, name in enumerate(header):
+            table.add_column(name, justify="left" if idx < left else "right")
+        for row in rows:
+            table.add_row(*row)
+        show_table(table)
+
+    title = sizing.plan.machine.title
+    shown(f"{title}: what was replayed", HEADER, trial_rows(sizing), 3)
+    curve, dtypes = curve_rows(sizing), dtype_rows(sizing)
+    shown("What larger tiers hit, and what twice the size adds", curve[0], curve[1:], 1)
+    shown("What the data type of the KV cache changes", dtypes[0], dtypes[1:], 1)
     console = Console(markup=False)
     for text in sentences(sizing):
         console.print(text, markup=False)
     if sizing.yaml is not None:
-        console.print("\nA configuration that meets the goal:\n", markup=False)
+        met = sizing.plan.kv_dtypes[0] in sizing.chosen
+        what = "meets the goal" if met else "comes close, for its price"
+        console.print(f"\nA configuration that {what}:\n", markup=False)
         console.print(sizing.yaml, markup=False, highlight=False)

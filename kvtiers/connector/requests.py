@@ -61,6 +61,8 @@ class RequestState:
         num = len(self.keys[0])
         if num and not self._last_key_holds(num * hashes_per_block - 1):
             self._drop_changed_keys(last)
+        elif len(self.hashes) < (num + 1) * hashes_per_block:
+            return
         for group, keys in enumerate(self.keys):
             start = len(keys) * hashes_per_block + last
             if start < len(self.hashes):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from kvtiers.connector.accounts import Accounts
 from kvtiers.connector.backlog import Backlog
@@ -20,7 +19,7 @@ from kvtiers.control.answers import LoadDone
 from kvtiers.control.controller import Controller
 from kvtiers.control.prefetch import Arrival
 from kvtiers.control.reload import LoadRequest
-from kvtiers.cost.preempt import PreemptMode, PreemptPlan
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Surroundings
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError
 from kvtiers.model.messages import DRAM, Hello, JobId, StepOrders, WorkerReport
@@ -220,16 +219,16 @@ class SchedulerConnector:
         num_tokens: int,
         num_sequences: int = 1,
         mode: PreemptMode = PreemptMode.COST,
-        away_seconds: float = 0.0,
+        around: Surroundings = Surroundings(),  # noqa: B008
     ) -> PreemptPlan:
         """Answer whether to swap a request that must give way, or to compute it again; a question.
 
         Args:
-            num_tokens: computed ones. num_sequences: of its group. away_seconds: see `Victim`.
+            num_tokens: computed ones. num_sequences: of its group. around: whom it leaves behind.
         """
         state = self._state(request_id, self._requests[request_id].hashes)
         state.derive_keys(self.shape.hashes_per_block)
-        return self.controller.preemption(state.keys, num_tokens, num_sequences, mode, away_seconds)
+        return self.controller.preemption(state.keys, num_tokens, num_sequences, mode, around)
 
     # -- once per step ----------------------------------------------------------------
 
@@ -252,12 +251,13 @@ class SchedulerConnector:
         for request_id, num_computed in step.num_computed_tokens.items():
             self._computed(request_id, num_computed, step.block_ids)
         self._backlog.scheduled(step.num_computed_tokens)
-        sync, self._sync = self._sync, []
         self.lasting.tell(controller)  # for those that wait: nobody asks about them
         controller.outlook.running = {*step.num_computed_tokens, *step.running}
-        orders = controller.take_orders(step.num_scheduled_tokens, sync, self._clock())
+        now, generation = self._clock(), self.lasting.generation
+        orders = controller.take_orders(step.num_scheduled_tokens, self._sync, now, generation)
+        self._sync = []
         self.lasting.ask(controller)
-        return replace(orders, generation=self.lasting.generation)
+        return orders
 
     def reported(self, report: WorkerReport) -> list[LoadDone]:
         """Take in what the ranks answered; returns the reloads that are complete."""
@@ -376,8 +376,8 @@ class SchedulerConnector:
             offer_all(self.controller, self.counters, state)
 
     def _offer_again(self) -> None:
-        """Offer all blocks of all live requests again: what DRAM has is not copied twice."""
-        for state in self._requests.values():
+        """Offer all blocks of requests that run again: what DRAM has is not copied twice."""
+        for state in filter(lambda it: it.admitted, self._requests.values()):
             state.offer_again()
 
     def _left(self, request_id: str, *, again: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvtiers.model.keys import BlockKey
@@ -30,16 +30,20 @@ class Chains:
     """Parent and child links between the nodes of one tier; every change is O(1) per link.
 
     A node whose parent is not here waits as an orphan, and is adopted when the parent comes.
+
+    Args:
+        nodes: those that are here, by key; kept by the owner, who enters a node before `add`, and
+            takes it out before `remove`.
     """
 
-    def __init__(self) -> None:
-        self._nodes: dict[BlockKey, ChainNode] = {}
+    def __init__(self, nodes: Mapping[BlockKey, ChainNode]) -> None:
+        self._nodes = nodes
         self._orphans: dict[BlockKey, ChainNode] = {}  # absent parent -> first orphan child
 
     def add(self, node: ChainNode) -> ChainNode | None:
         """Link a node; return its parent if this gave the parent its first child."""
-        self._nodes[node.key] = node
-        node.first_child = self._orphans.pop(node.key, None)
+        if self._orphans:
+            node.first_child = self._orphans.pop(node.key, None)
         if node.parent_key is None:
             return None
         parent = self._nodes.get(node.parent_key)
@@ -55,7 +59,6 @@ class Chains:
 
         Children of the node become orphans.
         """
-        del self._nodes[node.key]
         if node.first_child is not None:
             self._orphans[node.key] = node.first_child
             node.first_child = None
@@ -70,11 +73,6 @@ class Chains:
             node.next_sibling.prev_sibling = node.prev_sibling
         node.prev_sibling = node.next_sibling = None
         return parent if parent is not None and parent.first_child is None else None
-
-    def clear(self) -> None:
-        """Forget every node."""
-        self._nodes.clear()
-        self._orphans.clear()
 
     def _reroot_orphans(self, parent_key: BlockKey, first: ChainNode | None) -> None:
         if first is None:

@@ -23,7 +23,7 @@ from kvtiers.control.traffic import Traffic
 from kvtiers.control.values import make_tier
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt
-from kvtiers.cost.preempt import PreemptMode, PreemptPlan
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Surroundings
 from kvtiers.model.keys import BlockKey, Rank, pack_keys, unpack_keys
 from kvtiers.model.messages import (
     DRAM,
@@ -154,11 +154,11 @@ class Controller:
         num_tokens: int,
         num_sequences: int = 1,
         mode: PreemptMode = PreemptMode.COST,
-        away_seconds: float = 0.0,
+        around: Surroundings = Surroundings(),  # noqa: B008
     ) -> PreemptPlan:
         """Answer an engine that asks whether to swap a victim or to compute it again."""
         match = self.match(keys, 0, min(num_tokens // self.settings.block_size, *map(len, keys)))
-        return self.outlook.preemption(match, num_tokens, num_sequences, mode, away_seconds)
+        return self.outlook.preemption(match, num_tokens, num_sequences, mode, around)
 
     def at_hand(self, keys: Sequence[Sequence[BlockKey]], match: Match) -> bool:
         """Whether a load of what was found could run now, and wait for no other."""
@@ -303,7 +303,7 @@ class Controller:
         self._asked.clear()
 
     def take_orders(
-        self, num_scheduled_tokens: int, sync_jobs: Sequence[JobId], now: float
+        self, num_scheduled_tokens: int, sync_jobs: Sequence[JobId], now: float, generation: int = 0
     ) -> StepOrders:
         """Return all that the ranks have to do in this step, and start the next."""
         after = self._offloads.seal()
@@ -320,9 +320,8 @@ class Controller:
         reloads = self._reloads.orders(now, sync_jobs)
         self.outlook.in_step(sync_jobs)
         before = [*self._before, *probes, *promotes, *reloads]
-        late = [*self._late, self._offloads.late_writes(), demote]
+        before += filter(None, [*self._late, self._offloads.late_writes(), demote])
         self._late = []
-        before += [transfer for transfer in late if transfer is not None]
         self._step += 1
         orders = StepOrders(
             step=self._step,
@@ -333,6 +332,7 @@ class Controller:
             sync_loads=tuple(sync_jobs),
             forgets=tuple(self._departures.forgets()),
             num_scheduled_tokens=num_scheduled_tokens,
+            generation=generation,
         )
         self._suspects.remember([*self._before, *orders.after])
         self._before = []

@@ -196,9 +196,11 @@ class OffloadDesk:
         """
         slots = self._settings.num_slots
         used = slots - self._dram.num_free - len(self._demoting)  # as soon as those have left
+        if self._holding or used <= self._settings.high_watermark * slots:
+            return None
         stores, most_writes = self._settings.stores, self._gates.most_writes
         back = [i for i, s in enumerate(stores) if s.write == "back" and most_writes(i)]
-        if self._holding or not back or used <= self._settings.high_watermark * slots:
+        if not back:
             return None
         excess = used - int(self._settings.low_watermark * slots)
         excess = min(excess, max(map(most_writes, back)))  # one, where it is a probe

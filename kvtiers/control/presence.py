@@ -16,6 +16,7 @@ _REMEMBERED: Final = 1 << 20
 FRESH_SECONDS: Final = 60.0  # a store that evicts by last access keeps a block for longer
 ABSENT_SECONDS: Final = 2.0  # another engine may have computed the block meanwhile
 _FOR_GOOD: Final = sys.float_info.max
+_NEVER_ASKED: Final = (-math.inf, 0.0)
 
 
 class Belief(Enum):
@@ -50,7 +51,7 @@ class PresenceTable:
 
     def of(self, store: str, key: BlockKey) -> Belief:
         """Return what is believed of a key in a store."""
-        until, _ = self._beliefs.get((store, key), (-math.inf, 0.0))
+        until, _ = self._beliefs.get((store, key), _NEVER_ASKED)
         if until <= self._now:
             return Belief.UNKNOWN
         return Belief.PRESENT if until == math.inf else Belief.ABSENT

@@ -177,14 +177,13 @@ class ReloadDesk:
         lengths = np.arange(num + 1)
         for group, row in zip(self._settings.groups, sources, strict=True):
             present = row != ABSENT
-            absent_before = np.concatenate(([0], np.cumsum(~present)))
             if group.window is None:
-                first = np.zeros(num + 1, np.int64)
-            else:
-                block_size = self._settings.block_size
-                seen = (start + lengths) * block_size - group.window + 1
-                first = np.clip(seen // block_size - start, 0, num)
-            first = np.minimum(first, lengths)
+                valid[1:] &= np.logical_and.accumulate(present)
+                continue
+            absent_before = np.concatenate(([0], np.cumsum(~present)))
+            block_size = self._settings.block_size
+            seen = (start + lengths) * block_size - group.window + 1
+            first = np.minimum(np.clip(seen // block_size - start, 0, num), lengths)
             valid &= absent_before[lengths] == absent_before[first]
         return valid
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from kvtiers.control.chain import ChainNode, Chains
 from kvtiers.control.policy.base import EvictionPolicy
@@ -17,6 +18,9 @@ class Residence(Enum):
 
     RESERVED = "reserved"  # a slot is set aside; the bytes are on their way
     READY = "ready"  # every rank has the bytes
+
+
+_READY: Final = Residence.READY  # looking a member up takes longer than all else of `Entry.idle`
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +44,7 @@ class Entry(ChainNode):
     @property
     def idle(self) -> bool:
         """Whether it is served and no job holds it."""
-        return self.residence is Residence.READY and self.pins == 0 and not self.doomed
+        return not self.pins and self.residence is _READY and not self.doomed
 
     @property
     def evictable(self) -> bool:
@@ -65,7 +69,7 @@ class Tier:
         self.num_pins = 0
         self._policy = policy
         self._entries: dict[BlockKey, Entry] = {}
-        self._chains = Chains()
+        self._chains = Chains(self._entries)
         self._free: list[int] = []  # given back; those from `_num_fresh` on were never taken
         self._num_fresh = 0
         self._num_idle = 0
@@ -113,8 +117,12 @@ class Tier:
         """
         if key in self._entries:
             raise ProtocolError(f"tier {self.name!r}: {key.hex()} is here already")
+        slot: int | None
         if self._free:
-            slot: int | None = self._free.pop()
+            slot = self._free.pop()
+        elif self._num_fresh < self.capacity_blocks:
+            slot = self._num_fresh
+            self._num_fresh += 1
         else:
             slot = self._take_slot(protect=self._entries.get(parent) if parent else None)
         if slot is None:
@@ -145,7 +153,7 @@ class Tier:
 
     def pin(self, entry: Entry) -> None:
         """Forbid eviction while a job reads the entry."""
-        if entry.residence is Residence.READY and entry.idle:
+        if entry.idle:
             self._num_idle -= 1
             if entry.evictable:
                 self._policy.shielded(entry.key)
@@ -224,6 +232,8 @@ class Tier:
         """Return the keys that left since the last call, for whatever reason but a reset: some
         rank may still hold them. Also those that have come back meanwhile: their new frames are
         written after the old ones were forgotten, and must not be taken for them."""
+        if not self._left:
+            return []
         left, self._left = self._left, []
         return list(dict.fromkeys(left))
 

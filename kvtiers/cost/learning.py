@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from operator import mul
 from typing import Final
 
 import numpy as np
@@ -64,7 +65,8 @@ class LearnedSum:
 
     def seconds(self, features: Sequence[float]) -> float:
         """Return the predicted seconds for one row of features."""
-        return sum(c * x for c, x in zip(self._coefficients, features, strict=True))
+        seconds: float = sum(map(mul, self._coefficients, features))
+        return seconds
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Correct the coefficients by one measurement.

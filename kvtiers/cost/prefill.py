@@ -229,12 +229,18 @@ class PrefillModel:
         self.shape = shape
         self.max_tokens_per_step = max_tokens_per_step
         self._flops_per_param_read = speed.flops_per_byte * speed.weight_element_nbytes
+        self._linear: dict[int, float] = {}  # tokens of a step to its operations: there are few
         attention = speed.attention_flops_per_second or speed.flops_per_second
         reads = speed.kv_bytes_per_second
         per_kv_element = speed.kv_element_nbytes / reads if reads > 0 else 0.0
         self._cost = LearnedSum(
             (speed.step_seconds, 1.0 / speed.flops_per_second, 1.0 / attention, per_kv_element)
         )
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds of a step, an operation of matrices, one of attention, and an element of KV."""
+        return self._cost.coefficients
 
     @property
     def step_seconds(self) -> float:
@@ -276,6 +282,22 @@ class PrefillModel:
         attention = self.shape.attention_flops(n, context)
         return np.asarray(self.shape.linear_flops(n) * per_flop + attention * per_attention_flop)
 
+    def added_seconds(self, n: int, context: int = 0, num_others: int = 0) -> float:
+        """Return by how much ``n`` more tokens lengthen steps that run anyway.
+
+        Args:
+            num_others: tokens of each of these steps. What fits beside reading the weights, and
+                they leave of it, costs nothing.
+        """
+        room = max(1, self.max_tokens_per_step - num_others)
+        num_whole, rest = divmod(n, room)
+        flops = num_whole * self.step_flops(room + num_others)
+        flops = flops + self.step_flops(max(1, rest + num_others))
+        usual = (num_whole + 1) * self.step_flops(max(1, num_others))
+        _, per_flop, per_attention_flop, _ = self._cost.coefficients
+        attention = float(self.shape.attention_flops(n, context)) * per_attention_flop
+        return float(np.maximum(flops - usual, 0.0)) * per_flop + attention
+
     def observe(
         self, step_flops: float, step_tokens: int, seconds: float, kv_elements_read: float = 0.0
     ) -> None:
@@ -299,6 +321,21 @@ class PrefillModel:
             terms = [self._terms(p.num_tokens, p.num_context_tokens) for p in computed]
             rows = [[float(term) for term in row] for row in terms]
             self._cost.fit(rows, [prompt.seconds for prompt in computed])
+
+    def step_terms(self, num_new: Sequence[int], num_context: Sequence[int]) -> tuple[float, ...]:
+        """Return what the coefficients count, of one step of several requests.
+
+        Args:
+            num_new: tokens to compute, by request. num_context: tokens before them.
+        """
+        new = np.asarray(num_new, dtype=np.float64)
+        context = np.asarray(num_context, dtype=np.float64)
+        tokens = sum(num_new)
+        linear = self._linear.get(tokens)
+        if linear is None:
+            linear = self._linear[tokens] = float(self.step_flops(float(tokens)))
+        attention = float(self.shape.attention_flops(new, context).sum())
+        return 1.0, linear, attention, float(self.shape.kv_elements_read(new, context).sum())
 
     def _terms(
         self, n: npt.ArrayLike, context: npt.ArrayLike

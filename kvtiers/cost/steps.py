@@ -4,44 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from kvtiers.cost.learning import LearnedSum
 from kvtiers.cost.prefill import ModelShape, PrefillModel, PrefillSpeed
 
 
 class StepModel:
-    """Predict a step as the sum of what it does once, per operation, per sequence and per byte.
+    """Predict ``t_step + alpha * linear + beta * attention + gamma * KV read + delta * sequences``,
+    and ``epsilon`` more where it computes prompts.
 
-    ``t_step + alpha * linear + beta * attention + gamma * sequences + delta * KV read``: the first
-    three as in `PrefillModel`; a sequence has work of its own, such as sampling; and every
-    sequence reads the KV before its new tokens, which is most of a decode's attention.
+    The terms of `PrefillModel`, summed over a step's requests, and two more: a sequence has work
+    of its own, such as sampling; and a step of decodes only has kernels, or a graph, of its own.
 
     Args:
-        kv_nbytes_per_token: on one rank. kv_bytes_per_second: at which it is read; infinite where
-            that costs nothing beside attention's operations.
-        sequence_seconds: of one sequence beside its tokens; 0 means none, for ever.
+        speed: a seed. sequence_seconds: of one sequence beside its tokens.
+        prompt_seconds: of a step with more tokens than sequences, beside those tokens. Of both, 0
+            means none, for ever.
     """
 
     def __init__(
         self,
         speed: PrefillSpeed,
         shape: ModelShape,
-        kv_nbytes_per_token: int = 0,
-        kv_bytes_per_second: float = float("inf"),
         sequence_seconds: float = 0.0,
+        prompt_seconds: float = 0.0,
     ) -> None:
-        self._shape = shape
         self._prefill = PrefillModel.of(speed, shape, 1)
-        attention = speed.attention_flops_per_second or speed.flops_per_second
-        seeds = (speed.step_seconds, 1.0 / speed.flops_per_second, 1.0 / attention)
-        per_token = kv_nbytes_per_token / kv_bytes_per_second
-        self._cost = LearnedSum((*seeds, sequence_seconds, per_token))
+        more = sequence_seconds, prompt_seconds
+        self._cost = LearnedSum((*self._prefill.coefficients, *more))
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Seconds of a step, an operation of matrices, one of attention, a sequence, and a token
-        whose KV is read."""
+        """Seconds of a step, an operation of matrices, one of attention, an element of KV that is
+        read, a sequence, and of computing prompts at all."""
         return self._cost.coefficients
 
     def seconds(self, num_new: Sequence[int], num_context: Sequence[int]) -> float:
@@ -62,9 +56,6 @@ class StepModel:
         """
         self._cost.fit([self._terms(*step) for step in steps], seconds)
 
-    def _terms(self, num_new: Sequence[int], num_context: Sequence[int]) -> list[float]:
-        new = np.asarray(num_new, dtype=np.float64)
-        context = np.asarray(num_context, dtype=np.float64)
-        linear = float(self._prefill.step_flops(float(new.sum())))
-        attention = float(self._shape.attention_flops(new, context).sum())
-        return [1.0, linear, attention, float(len(new)), float(context.sum())]
+    def _terms(self, num_new: Sequence[int], num_context: Sequence[int]) -> tuple[float, ...]:
+        prompts = float(sum(num_new) > len(num_new))
+        return (*self._prefill.step_terms(num_new, num_context), float(len(num_new)), prompts)

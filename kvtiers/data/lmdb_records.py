@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvtiers.model.frame import round_up
-from kvtiers.model.keys import STORE_KEY_NBYTES, StoreKey
+from kvtiers.model.keys import StoreKey
 
 FORMAT_VERSION: Final = 1
 FRAMES: Final = b"frames"  # store key -> the frame without its first bytes
@@ -20,7 +20,6 @@ PREFIX_NBYTES: Final = 16  # LMDB's page header has as many: the rest of a frame
 _INDEX = struct.Struct(f"<QQ{PREFIX_NBYTES}s")
 _COUNTERS = struct.Struct("<6Q")
 _CLOCK = struct.Struct(">Q")  # big-endian: sorts as a number
-ORDER_KEY_NBYTES: Final = _CLOCK.size + STORE_KEY_NBYTES
 
 
 def footprint(nbytes: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NewType
 
 from blake3 import blake3
@@ -51,6 +52,7 @@ def block_keys(block_hashes: Iterable[bytes], group: int) -> list[BlockKey]:
     return keys
 
 
+@lru_cache(maxsize=64)
 def _group_suffix(group: int) -> bytes:
     if not 0 <= group < 2**32:
         raise ValueError(f"KV group {group} is not in 0..2**32-1")

@@ -183,12 +183,15 @@ class Counters:
             name: one of the constants of this module. labels: values of its labels, in order.
             value: >= 0.
         """
+        key = (name, labels)
+        if key in self._counters and 0 <= value < math.inf:  # most: its name and labels are right
+            self._counters[key] += value
+            return
         if not self._accepts(MetricKind.COUNTER, name, labels, value):
             return
         if value < 0:
             self._refuse("negative", name, labels, value)
             return
-        key = (name, labels)
         self._counters[key] = self._counters.get(key, 0) + value
 
     def set(self, name: str, labels: Labels = (), value: Number = 0) -> None:

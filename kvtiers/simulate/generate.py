@@ -19,6 +19,7 @@ from kvtiers.model.errors import ConfigError
 from kvtiers.simulate.trace import CONVERSATION_BLOCK_SIZE, Trace, TraceRequest
 
 _SIZE: Final = CONVERSATION_BLOCK_SIZE
+_MOST_RATE: Final = 1e6
 _MOST_CONTEXT: Final = 120_000  # a session that has grown so long ends
 
 
@@ -44,10 +45,11 @@ class Workload:
             raise ConfigError(
                 f"no workload {self.kind!r} is known{hint} Known: {', '.join(sorted(KINDS))}"
             )
-        if self.num_requests < 1 or not 0 < self.requests_per_second < math.inf:
+        rate = self.requests_per_second
+        if self.num_requests < 1 or not 1 / _MOST_RATE <= rate <= _MOST_RATE:
             raise ConfigError(
-                f"{self.num_requests} requests at {self.requests_per_second} a second: both must "
-                "be above 0"
+                f"{self.num_requests} requests at {rate} a second: there must be at least 1, from "
+                f"{1 / _MOST_RATE:g} to {_MOST_RATE:g} a second"
             )
 
 

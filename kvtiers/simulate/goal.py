@@ -80,7 +80,7 @@ class Goal:
             much = f"{self.value:g} of that without tiers" if self.relative else f"{self.value:g} s"
             return f"p90 TTFT of at most {much}"
         if self.kind is GoalKind.HIT_RATE:
-            return f"hit rate of at least {self.value:.1%}"
+            return f"hit rate of at least {100 * self.value:.4g}%"
         return f"lowest p90 TTFT for {self.value:g}"
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from kvtiers.cost.links import write_link
 from kvtiers.cost.prefill import PrefillModel
 from kvtiers.engines.reference.engine import Engine
+from kvtiers.engines.reference.modelled_runner import ModelledRunner
 from kvtiers.engines.reference.report import Served, StepReport
 from kvtiers.engines.reference.requests import NewRequest
 from kvtiers.engines.reference.settings import EngineSettings
@@ -24,6 +25,9 @@ from kvtiers.simulate.measures import HBM, Percentiles, Timeline, TokenSums
 from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hit_tokens
 
 DAY_SECONDS: Final = 86_400.0
+_LATE: Final = 16  # requests that may wait when the last one comes, of an engine that keeps up
+_LATE_SHARE: Final = 0.01  # or so many of all
+_LATE_LOAD: Final = 1.02  # or as long as they were served this soon
 
 Progress = Callable[[int, int], None]
 """Told how many requests have ended, and how many there are."""
@@ -60,15 +64,18 @@ class Replay:
 
     Attributes:
         complete: whether every request was served, and none given up for want of time.
+        interrupted: whether that is because of a KeyboardInterrupt.
         num_skipped: requests longer than the engine allows. longest: tokens that it allows.
-        seconds: from the first measured arrival to the end.
+        seconds: from the first measured arrival to the end. arrival_seconds: to the last arrival.
+        num_late: requests that had not been admitted when the last one came.
         infinite_hit_rate: of a cache that forgets nothing, on the same requests, in the trace's
             blocks, the last of which may be a part.
         num_computed_tokens: by the engine, of prompts and outputs, again or for the first time.
         num_reloaded_tokens: brought from below HBM, over all admissions: recompute avoided.
         num_recomputed_tokens: computed once more after a preemption: recompute caused.
         saved_seconds: of prefill, that the hits of the first admissions spared, predicted.
-        written_nbytes: store to bytes. written_nbytes_per_day: at that rate.
+        written_nbytes: store to bytes, on all its devices.
+        written_nbytes_per_device_day: at that rate, on each of them.
         dropped: reason to blocks that were not offloaded. failed: outcome to blocks.
         advice: what to do where the engine thrashed.
         ignored: options of the configuration that a replay does not model.
@@ -78,11 +85,14 @@ class Replay:
     label: str
     title: str
     complete: bool
+    interrupted: bool
     num_requests: int
     num_warmup: int
     num_skipped: int
     longest: int
     seconds: float
+    arrival_seconds: float
+    num_late: int
     ttft: Percentiles
     tpot: Percentiles
     itl: Percentiles
@@ -99,7 +109,7 @@ class Replay:
     num_preemptions: int
     num_swaps: int
     written_nbytes: Mapping[str, int]
-    written_nbytes_per_day: Mapping[str, float]
+    written_nbytes_per_device_day: Mapping[str, float]
     dropped: Mapping[str, int]
     failed: Mapping[str, int]
     advice: Sequence[str]
@@ -107,6 +117,18 @@ class Replay:
     timeline: Timeline
     cpu_seconds: float
     num_steps: int
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether requests came no faster than they were served: hardly any waited at the end, or
+        all were served soon after."""
+        few = self.num_late <= max(_LATE, _LATE_SHARE * self.num_requests)
+        return self.complete and (few or self.load <= _LATE_LOAD)
+
+    @property
+    def load(self) -> float:
+        """Times of the arrivals that serving took; above 1 where the queue only grew."""
+        return self.seconds / self.arrival_seconds if self.arrival_seconds > 0 else 1.0
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -157,6 +179,8 @@ class _Drive:
         self._num_warmup = int(plan.warmup * len(requests))
         self._served: list[Served] = []
         self._num_ended = self._num_steps = 0
+        self._last_arrival = 0.0
+        self._interrupted = False
         self._itl = array("d")
         self._timeline = Timeline()
         self._advice: dict[str, None] = {}
@@ -182,7 +206,7 @@ class _Drive:
                 if left is not None and time.monotonic() - started > left:
                     break
         except KeyboardInterrupt:
-            pass  # what was served until now is the answer
+            self._interrupted = True  # what was served until now is the answer
         self._cpu_seconds = time.process_time() - cpu
         progress(self._num_ended, len(self._requests))
 
@@ -190,6 +214,7 @@ class _Drive:
         if position >= self._num_warmup and self._began is None:
             self._begin(at)
         request, engine = self._requests[position], self._engine
+        self._last_arrival = max(self._last_arrival, at)
         size = engine.settings.hash_tokens
         whole = request.block_ids[: request.num_prompt_tokens // size].tolist()
         engine.add(
@@ -230,6 +255,8 @@ class _Drive:
     def _look(self, report: StepReport) -> None:
         gauges, connector = report.gauges, self._engine.runner.connector
         usage = {} if connector is None else connector.controller.usage()
+        if isinstance(self._engine.runner, ModelledRunner):
+            usage |= self._engine.runner.shared_usage
         self._timeline.add(
             self._engine.now,
             gauges.kv_use,
@@ -258,11 +285,14 @@ class _Drive:
             label=plan.label,
             title=plan.machine.title,
             complete=self._num_ended == len(self._requests),
+            interrupted=self._interrupted,
             num_requests=len(served),
             num_warmup=self._num_warmup,
             num_skipped=len(plan.trace.requests) - len(self._requests),
             longest=settings.max_model_len,
             seconds=seconds,
+            arrival_seconds=max(0.0, self._last_arrival - (self._began or 0.0)),
+            num_late=sum((it.admitted_at or 0.0) > self._last_arrival for it in served),
             ttft=Percentiles.of([it.ttft_seconds for it in served if it.ttft_seconds is not None]),
             tpot=Percentiles.of([it.tpot_seconds for it in served if it.tpot_seconds is not None]),
             itl=Percentiles.of(self._itl),
@@ -279,7 +309,10 @@ class _Drive:
             num_preemptions=gauges.num_preemptions - self._preempted_then[0],
             num_swaps=gauges.num_swaps - self._preempted_then[1],
             written_nbytes=written,
-            written_nbytes_per_day={n: b / seconds * DAY_SECONDS for n, b in written.items()},
+            written_nbytes_per_device_day={
+                tier.name: written[tier.name] / seconds * DAY_SECONDS / _num_devices(tier)
+                for tier in (plan.config.stores if plan.config else ())
+            },
             dropped=_labelled(counted, OFFLOADS_DROPPED),
             failed=_labelled(counted, BLOCKS_FAILED),
             advice=tuple(self._advice),
@@ -328,6 +361,11 @@ class _Drive:
 def _ignored(config: Config | None) -> tuple[str, ...]:
     split = config is not None and config.reload.layer_ranges > 1
     return ("reload.layer_ranges",) if split else ()
+
+
+def _num_devices(tier: Any) -> int:
+    """Return over how many disks a store is spread: one a path."""
+    return max(1, len(getattr(tier, "paths", ())))
 
 
 def tier_name(tier: Any) -> str:

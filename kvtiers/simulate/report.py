@@ -50,12 +50,15 @@ def rows(replays: Sequence[Replay]) -> list[Row]:
         ("prefill saved", lambda r: r.saved_seconds, _seconds),
         ("preemptions", lambda r: r.num_preemptions, _count),
         ("of these swaps", lambda r: r.num_swaps, _count),
-        ("tokens reloaded", lambda r: r.num_reloaded_tokens, _count),
-        ("tokens recomputed", lambda r: r.num_recomputed_tokens, _count),
+        ("recompute avoided, tokens", lambda r: r.num_reloaded_tokens, _count),
+        ("recompute caused, tokens", lambda r: r.num_recomputed_tokens, _count),
     ]
     found += [_row(name, replays, get, show) for name, get, show in plain]
     stores = list(dict.fromkeys(name for replay in replays for name in replay.written_nbytes))
-    found += [_row(f"written to {name} a day", replays, _written(name), _size) for name in stores]
+    found += [
+        _row(f"written to {name}, a device and day", replays, _written(name), _size)
+        for name in stores
+    ]
     return found
 
 
@@ -63,7 +66,8 @@ def notes(replay: Replay) -> list[str]:
     """Return what a reader should know of a replay."""
     found = []
     if not replay.complete:
-        found.append("It was stopped before every request was served: later ones are missing.")
+        what = "interrupted" if replay.interrupted else "stopped (--max-seconds)"
+        found.append(f"It was {what} before every request was served: later ones are missing.")
     if replay.num_skipped:
         found.append(
             f"{replay.num_skipped:,} requests of more than {replay.longest:,} tokens, prompt and "
@@ -76,7 +80,7 @@ def notes(replay: Replay) -> list[str]:
         found.append(
             f"The queue grew to {max(line.num_waiting):,} requests: they come faster than this "
             "engine serves them, and times to the first token are those of the queue. Slow the "
-            "arrivals (--speed), or share the trace among more engines."
+            "arrivals (--speed), or share the trace among more engines (--replicas)."
         )
     for reason, num in replay.dropped.items():
         found.append(f"{num:,} blocks were not offloaded ({reason}).")
@@ -133,6 +137,7 @@ def page(replays: Sequence[Replay], picture: bytes | None) -> str:
         *map(_token_table, replays),
     ]
     title = "Traces replayed" if several else "A trace replayed"
+    title += "" if all(replay.complete for replay in replays) else ", in part"
     return whole_page(title, ["Predicted: nothing was computed or copied.", *said], parts, picture)
 
 
@@ -207,7 +212,7 @@ def _hits(tier: str) -> Callable[[Replay], float | None]:
 
 
 def _written(store: str) -> Callable[[Replay], float | None]:
-    return lambda replay: replay.written_nbytes_per_day.get(store)
+    return lambda replay: replay.written_nbytes_per_device_day.get(store)
 
 
 def _seconds(value: float) -> str:

@@ -32,6 +32,10 @@ class Size:
         ]
         return " + ".join(parts) or "no tiers"
 
+    def within(self, other: Size) -> bool:
+        """Whether no tier is larger than that of another one."""
+        return self.dram_nbytes <= other.dram_nbytes and self.nvme_nbytes <= other.nvme_nbytes
+
     def config(self, policy: str) -> Config | None:
         """Return the configuration of such tiers; None without any."""
         if not self.dram_nbytes:

@@ -86,21 +86,29 @@ class StackDistances:
         return int(self.distances.max(initial=0)) * self.block_size
 
 
-def knee(capacities: Sequence[float], rates: Sequence[float]) -> float:
-    """Return the capacity beyond which another doubling pays less than it did on average.
+def knee(capacities: Sequence[float], rates: Sequence[float], above: float = 0.0) -> float:
+    """Return the capacity beyond which a further byte hits less than one did on average.
 
-    The point of the curve that lies furthest above the straight line between its ends, with
-    capacities on a logarithmic scale (V. Satopaa et al., Finding a "Kneedle" in a Haystack, 2011).
+    The point of the curve that lies furthest above the straight line from nothing to the smallest
+    capacity that hits 95 % of all that can be hit (V. Satopaa et al., Finding a "Kneedle" in a
+    Haystack, 2011). Capacities are taken as they are, for that is how they are paid for: on a
+    logarithmic scale curves of caches are S-shaped, and the point is where they end. It is a
+    corner of the curve's concave hull, so that a foot on which nothing is hit does not matter;
+    where the curve lies nowhere above the line, its end is the answer.
 
     Args:
         capacities: ascending, above 0. rates: not descending.
+        above: a capacity that there is in any case, from which the line begins.
     """
-    x = np.log(np.asarray(capacities, np.float64))
-    y = np.asarray(rates, np.float64)
-    if len(x) < 3 or y[-1] <= y[0]:
-        return float(capacities[0])
-    above = (y - y[0]) / (y[-1] - y[0]) - (x - x[0]) / (x[-1] - x[0])
-    return float(capacities[int(np.argmax(above))])
+    x, y = np.asarray(capacities, np.float64), np.asarray(rates, np.float64)
+    first = float(np.interp(above, x, y, left=0.0))
+    if y[-1] <= first:  # nothing is left to be hit
+        return float(x[min(int(np.searchsorted(x, above)), len(x) - 1)])
+    x, y = x[x > above] - above, y[x > above] - first
+    end = int(np.searchsorted(y, 0.95 * y[-1]))
+    height = y[: end + 1] / y[end] - x[: end + 1] / x[end]
+    best = end - int(np.argmax(height[::-1] > height.max() - 1e-9))
+    return float(x[best] + above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +117,7 @@ class Curve:
 
     Attributes:
         tokens: of the caches, ascending. rates: shares of the prompt tokens.
-        knee_tokens: beyond which another doubling pays less than average.
+        knee_tokens: beyond which a further byte hits less than average; beyond HBM.
     """
 
     tokens: tuple[float, ...]
@@ -118,12 +126,17 @@ class Curve:
     working_set_tokens: int
 
     @classmethod
-    def of(cls, distances: StackDistances) -> Curve:
+    def of(cls, distances: StackDistances, hbm_tokens: float) -> Curve:
         """Return the curve of a trace, up to twice what it ever uses again."""
         most = max(distances.block_size * 4, distances.working_set_tokens * 2)
         tokens = [most / 2 ** (number / 2) for number in range(28, -1, -1)]
         rates = distances.hit_rates(tokens)
-        return cls(tuple(tokens), tuple(rates), knee(tokens, rates), distances.working_set_tokens)
+        return cls(
+            tuple(tokens),
+            tuple(rates),
+            knee(tokens, rates, hbm_tokens),
+            distances.working_set_tokens,
+        )
 
 
 def _tokens(request: TraceRequest, num_blocks: int, size: int) -> list[int]:

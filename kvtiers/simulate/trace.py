@@ -95,15 +95,6 @@ def load_trace(path: str | Path, block_size: int | None = None) -> Trace:
     return Trace(Path(path).stem, reader.block_size, tuple(requests))
 
 
-def detect_format(path: str | Path) -> TraceFormat:
-    """Return how a trace is written, from what it holds.
-
-    Raises:
-        TraceError: nothing is there, or it is neither.
-    """
-    return _files(Path(path))[0]
-
-
 # The infinite cache
 
 
@@ -267,6 +258,12 @@ def _content(path: Path) -> bytes:
 
 def _files(path: Path) -> tuple[TraceFormat, list[Path]]:
     """Return the format of a trace, and its files in order."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        fail(str(path), "no such file or folder; name a JSONL file or a folder of sessions")
+    except OSError as error:
+        fail(str(path), f"cannot be read ({error.strerror}); check path and rights")
     if path.is_dir():
         sessions = sorted(path.glob("*.json"))
         if sessions:
@@ -276,8 +273,8 @@ def _files(path: Path) -> tuple[TraceFormat, list[Path]]:
             return TraceFormat.CONVERSATION, lines
         found = f"{len(lines)} JSONL files; name one of them" if lines else "no *.json or *.jsonl"
         fail(str(path), f"is a folder with {found}")
-    if not path.exists():
-        fail(str(path), "no such file or folder; name a JSONL file or a folder of sessions")
+    if not path.is_file():
+        fail(str(path), "is a pipe or a device, and would be read twice; write it to a file first")
     return _format_of(path), [path]
 
 

@@ -50,7 +50,7 @@ def test_a_machine_that_keeps_to_the_model_is_predicted_on_lengths_not_seen():
 
 def test_lengths_that_were_not_fitted_to_do_not_teach():
     def spoilt(point):
-        strange = point.num_tokens in PLAN.judged_lengths
+        strange = point.num_tokens not in PLAN.fitted_lengths
         factor = 5.0 if strange else 1.0
         return replace(
             point,

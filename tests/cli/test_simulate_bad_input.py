@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner
@@ -124,6 +125,39 @@ def test_times_that_no_clock_shows_are_refused(tmp_path, change, says):
     refused("simulate", *ENGINE, "--trace", str(path), says=says)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_what_cannot_be_read_twice_or_at_all_is_refused(tmp_path):
+    pipe, loop = tmp_path / "pipe.jsonl", tmp_path / "loop"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    refused("simulate", *ENGINE, "--trace", str(pipe), says="pipe.jsonl: is a pipe or a device")
+    refused("simulate", *ENGINE, "--trace", str(loop), says="symbolic links); check path")
+    refused("simulate", *ENGINE, "--trace", "a" * 5000, says="File name too long")
+
+
+@pytest.mark.parametrize("rate", ["nan", "0", "-1", "inf", "1e-300", "1e300"])
+def test_a_rate_without_sense_is_refused(rate):
+    args = ("--generate", "chat", "--rate", rate)
+    refused("simulate", *ENGINE, *args, says="from 1e-06 to 1e+06 a second")
+
+
+@pytest.mark.parametrize("num", ["0", "99"])
+def test_engines_without_requests_are_refused(trace, num):
+    says = "99 engines share 3 requests" if num == "99" else "--replicas"
+    for verb in ("simulate", "size"):
+        refused(verb, *ENGINE, "--trace", trace, "--replicas", num, says=says)
+
+
+@pytest.mark.parametrize("price", ["dram=-1", "nvme=nan", "dram=inf", "dram=1e308"])
+def test_a_price_without_sense_is_refused(trace, price):
+    refused("size", *ENGINE, "--trace", trace, "--price", price, says=f"'{price}' is no price")
+
+
+def test_what_costs_nothing_is_sized_too(trace):
+    args = ("--price", "dram=0", "--price", "nvme=0", "--goal", "hit-rate=0.1")
+    assert run("size", *ENGINE, "--trace", trace, *args).exit_code == 0
+
+
 def test_a_packed_trace_is_refused_with_what_to_do(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_bytes(gzip.compress(json.dumps(REQUEST).encode()))
@@ -156,7 +190,7 @@ def test_reports_that_cannot_be_written_are_refused_before_the_work(monkeypatch,
         raise AssertionError("it was replayed first")
 
     monkeypatch.setattr("kvtiers.simulate.replay.replay", never)
-    monkeypatch.setattr("kvtiers.simulate.sizing.replay", never)
+    monkeypatch.setattr("kvtiers.simulate.sizing_run.replay", never)
     args = (verb, *ENGINE, "--trace", trace)
     refused(*args, "--output", trace, says=f"{trace}: cannot write there: File exists")
     option = "--write-config" if verb == "size" else "--write-trace"

@@ -94,19 +94,24 @@ def test_size_answers_and_writes_the_configuration(tmp_path):
     result = run(
         *("size", "--model", "llama-3.1-8b", "--hardware", "l40s", "--utilization", "0.6"),
         *("--generate", "documents", "--requests", "80", "--rate", "1", "--goal", "hit-rate=0.3"),
-        *("--out", str(out), "--write-config", str(yaml)),
+        *("--replicas", "1", "--out", str(out), "--write-config", str(yaml)),
     )
     assert result.exit_code == 0
-    for word in ("Cheapest found", "What binds", "Knee", "With the KV cache in fp8", "kind: dram"):
+    for word in ("Cheapest found", "What binds", "Knee", "data type of the KV cache", "kind: dram"):
         assert word in result.stdout
     assert {"size-documents.json", "size-documents.html"} <= {path.name for path in out.iterdir()}
     assert run("config", "check", str(yaml)).exit_code == 0
 
 
-def test_size_exits_with_1_where_no_size_meets_the_goal():
-    result = run("size", *ENGINE, *CHAT, "--goal", "hit-rate=1", "--json")
+def test_size_exits_with_1_where_no_size_meets_the_goal(tmp_path):
+    yaml = tmp_path / "kvtiers.yaml"
+    args = ("--goal", "hit-rate=1", "--json", "--write-config", str(yaml))
+    result = run("size", *ENGINE, *CHAT, *args)
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["yaml"] is None
+    assert "was not written: there is no YAML for the goal, no size meets it" in result.stderr
+    assert not yaml.exists()
+    found = json.loads(result.stdout)
+    assert (found["goal_met"], found["chosen"]) == (False, {})
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,20 @@ def test_writes_are_counted_per_device_and_day():
     found = run()
     written = found.written_nbytes["nvme"]
     assert written > 0
-    assert found.written_nbytes_per_day["nvme"] == pytest.approx(written / found.seconds * 86_400)
+    a_day = found.written_nbytes_per_device_day["nvme"]
+    assert a_day == pytest.approx(written / found.seconds * 86_400)
+    two = TIERS.model_dump(mode="json", by_alias=True)
+    two["tiers"][1]["paths"] = ["/nowhere/a", "/nowhere/b"]
+    half = run(config=parse_mapping(two)).written_nbytes_per_device_day["nvme"]
+    assert half == pytest.approx(a_day / 2, rel=0.05)
+
+
+def test_the_timeline_shows_every_tier_shared_stores_too():
+    shared = {"kind": "lmdb", "path": "/nowhere/kvtiers.lmdb", "capacity": "50GB"}
+    tiers = {"tiers": [{"kind": "dram", "capacity": "20GB"}, shared]}
+    line = run(config=parse_mapping(tiers)).timeline
+    assert set(line.tiers) == {"dram", "lmdb"}
+    assert 0 < max(line.tiers["lmdb"]) <= 1
 
 
 def test_warm_up_fills_caches_and_is_not_measured():

@@ -37,7 +37,12 @@ def test_rows_compare_each_with_the_first():
     by_name = {row.name: row for row in rows(replays)}
     assert by_name["hits in dram"].cells[0] == "-"
     assert by_name["TTFT p90"].changes[0][-1] == "%"
-    assert {"ITL p90", "output tokens/s", "infinite cache", "written to nvme a day"} <= set(by_name)
+    assert {
+        "ITL p90",
+        "output tokens/s",
+        "infinite cache",
+        "written to nvme, a device and day",
+    } <= set(by_name)
 
 
 def test_notes_say_what_is_not_measured():

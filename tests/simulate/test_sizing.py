@@ -1,15 +1,21 @@
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from kvtiers.model.config import parse_config
 from kvtiers.model.errors import CapacityError
+from kvtiers.simulate import sizing_run
+from kvtiers.simulate.arrivals import ArrivalPlan
 from kvtiers.simulate.generate import Workload, generate
-from kvtiers.simulate.goal import Goal
+from kvtiers.simulate.goal import Goal, Prices
 from kvtiers.simulate.machine import MachinePlan
+from kvtiers.simulate.replay import ReplayPlan, replay
 from kvtiers.simulate.sizes import Size, candidates, frame_nbytes_per_token
-from kvtiers.simulate.sizing import SizingPlan, size_tiers
-from kvtiers.simulate.sizing_report import sentences, write_sizing
+from kvtiers.simulate.sizing import SizingPlan
+from kvtiers.simulate.sizing_report import write_sizing
+from kvtiers.simulate.sizing_run import size_tiers
+from kvtiers.simulate.sizing_words import curve_rows, dtype_rows, sentences
 from kvtiers.simulate.trace import Trace
 
 GIB = 2**30
@@ -50,8 +56,118 @@ def test_the_answer_names_sizes_knee_limit_and_what_fp8_changes(halved):
     text = " ".join(sentences(halved))
     for word in ("Goal: p90 TTFT", "Cheapest found: DRAM", "What binds:", "Knee of the hit curve"):
         assert word in text
-    assert "With the KV cache in fp8, p90 TTFT without tiers is" in text
-    assert "the goal needs" in text
+    assert "larger tiers are taken never to do worse" in text
+
+
+def test_data_types_stand_side_by_side(halved):
+    header, *rows = dtype_rows(halved)
+    assert header == ("KV cache in", "bf16", "fp8")
+    by_name = {name: cells for name, *cells in rows}
+    pools = [halved.pools[dtype].num_tokens for dtype in ("bf16", "fp8")]
+    assert pools[1] == pytest.approx(2 * pools[0], rel=0.01)
+    assert by_name["KV pool in HBM, tokens"] == [f"{num:,}" for num in pools]
+    assert by_name["needed"] == [str(halved.chosen[dtype].size) for dtype in ("bf16", "fp8")]
+    assert {"p90 TTFT without tiers", "p90 TTFT with that", "price"} <= set(by_name)
+
+
+def test_a_doubling_adds_what_it_says(halved):
+    header, *rows = curve_rows(halved)
+    assert len(header) == 5
+    for row, after in itertools.pairwise(rows):
+        for column in (1, 3):
+            now, then = (float(cell[column].rstrip("%")) for cell in (row, after))
+            adds = float(row[column + 1].removesuffix(" points"))
+            assert then - now == pytest.approx(adds, abs=0.11)
+    assert float(rows[-1][1].rstrip("%")) == pytest.approx(100 * halved.curve.rates[-1], abs=0.11)
+
+
+GRID = [
+    Size(0, 0),
+    *(Size(d * GIB, n * GIB) for d, n in itertools.product((2, 4, 8, 16), (0, 8, 16, 64))),
+    Size(128 * GIB, 0),
+]
+
+
+@pytest.fixture(scope="module")
+def every_size():
+    """Every size of a small grid, replayed."""
+    shared = {"trace": DOCUMENTS, "machine": MACHINE, "warmup": 0.2}
+    return {it: replay(ReplayPlan(**shared, config=it.config("lru"))) for it in GRID}
+
+
+@pytest.mark.parametrize("goal", ["ttft-p90=0.7x", "ttft-p90=0.9x", "hit-rate=0.35"])
+def test_the_answer_is_that_of_brute_force(goal, every_size, monkeypatch):
+    monkeypatch.setattr(sizing_run, "candidates", lambda _nbytes: GRID)
+    found = size(goal)
+    bare = every_size[GRID[0]].ttft.p90
+    met = [
+        it
+        for it, r in every_size.items()
+        if found.plan.goal.met(r.ttft.p90, r.tokens.hit_rate, bare)
+    ]
+    cheapest = min(met, key=lambda it: Prices().of(it.dram_nbytes, it.nvme_nbytes))
+    assert found.chosen["bf16"].size == cheapest
+    assert len(found.trials) < len(GRID) / 2
+    proof = found.proofs["bf16"]
+    accounted = proof.num_replayed + proof.num_dearer + proof.num_smaller
+    assert (accounted, proof.undecided) == (len(GRID), ())
+
+
+def test_a_goal_that_no_size_meets_gets_the_cheapest_that_brings_most_of_it():
+    found = size("ttft-p90=0.05x")
+    assert found.chosen == {}
+    nearest, ceiling = found.nearest["bf16"].replay.ttft.p90, found.trials[1].replay.ttft.p90
+    bare = found.trials[0].replay.ttft.p90
+    assert bare - nearest >= 0.9 * (bare - ceiling)
+    assert found.nearest["bf16"].cost < found.trials[1].cost
+    text = " ".join(sentences(found))
+    assert "No size meets it. The cheapest that brings nine tenths" in text
+    assert found.to_plain()["goal_met"] is False
+
+
+def test_engines_that_fall_behind_get_company():
+    found = size("ttft-p90=0.9x", arrivals=ArrivalPlan(speed=20.0), num_engines=None)
+    first, *_ = found.engines
+    assert (first.num_engines, first.keeps_up) == (1, False)
+    assert found.num_engines > 1
+    assert found.bare("bf16").replay.keeps_up
+    assert found.num_requests < len(DOCUMENTS.requests)
+    text = " ".join(sentences(found))
+    assert "One engine without tiers falls behind" in text
+    assert f"Sized for {found.num_engines} engines that share the trace" in text
+    fewer = found.engines[-1]
+    assert fewer.num_engines == found.num_engines - 1
+    assert fewer.size.dram_nbytes > 0
+
+
+def test_an_engine_that_keeps_up_stays_alone():
+    found = size("hit-rate=0.4", num_engines=None)
+    assert [it.keeps_up for it in found.engines] == [True]
+    assert found.num_engines == 1
+
+
+def test_rules_that_hit_more_are_replayed():
+    found = size("hit-rate=0.3", policies=("lru", "cost"))
+    assert [curve.policy for curve in found.policy_curves] == ["lru", "cost"]
+    lru = found.policy_curves[0]
+    assert list(lru.rates) == sorted(lru.rates)
+    assert lru.rates[-1] == pytest.approx(found.curve.rates[-1], abs=0.02)
+
+
+def test_an_interrupt_answers_with_what_was_found():
+    def told(what):
+        def progress(ended, _num):
+            if "NVMe" in what and ended > 5:
+                raise KeyboardInterrupt
+
+        return progress
+
+    plan = SizingPlan(trace=DOCUMENTS, machine=MACHINE, goal=Goal.parse("ttft-p90=0.7x"))
+    found = size_tiers(plan, told)
+    assert (found.interrupted, found.complete, len(found.trials)) == (True, False, 2)
+    assert found.chosen["bf16"] is found.trials[1]
+    assert found.proofs["bf16"].undecided
+    assert "It was interrupted" in " ".join(sentences(found))
 
 
 def test_report_files_are_written(halved, tmp_path):
@@ -64,9 +180,8 @@ def test_report_files_are_written(halved, tmp_path):
 
 def test_a_goal_that_no_cache_meets_names_the_limit():
     found = size("hit-rate=0.99", trace=generate(Workload("mixed", 60)))
-    assert (found.chosen, found.yaml) == ({}, None)
+    assert found.chosen == {}
     assert found.limit.startswith("the trace: ")
-    assert len(found.trials) == 2
 
 
 def test_hit_rate_is_a_goal():
@@ -86,7 +201,9 @@ def test_time_that_is_up_is_said():
     found = size(max_seconds=0.0)
     assert not found.complete
     assert len(found.trials) == 1
-    assert "stopped early" in " ".join(sentences(found))
+    assert "The time was up (--max-seconds) before all sizes were compared" in " ".join(
+        sentences(found)
+    )
     assert found.limit.startswith("not known")
 
 

@@ -69,11 +69,33 @@ def test_the_last_token_is_never_a_hit():
 
 
 def test_knee_is_where_the_curve_flattens():
-    capacities = [2.0**n for n in range(11)]
-    rates = [min(n, 4) / 4 for n in range(11)]
-    assert knee(capacities, rates) == 16.0
-    assert knee([1.0, 2.0], [0.0, 1.0]) == 1.0
-    assert knee(capacities, [0.3] * 11) == 1.0
+    capacities = [float(n) for n in range(1, 21)]
+    assert knee(capacities, [min(n, 4) / 4 for n in range(1, 21)]) == 4.0
+    assert knee([1.0, 2.0], [0.0, 1.0]) == 2.0
+    assert knee(capacities, [0.3] * 20) == 1.0
+    assert knee(capacities, [0.0] * 20) == 1.0
+
+
+@pytest.mark.parametrize("shoulder", [100.0, 1000.0, 5000.0])
+def test_knee_of_an_s_shaped_curve_is_its_shoulder(shoulder):
+    """On a logarithmic scale; behind the shoulder comes a long tail that hardly hits more."""
+    capacities = [2.0 ** (n / 2) for n in range(40)]
+    rates = [0.96 / (1 + (shoulder / c) ** 4) + 0.04 * c / capacities[-1] for c in capacities]
+    assert shoulder < knee(capacities, rates) < 2.5 * shoulder
+
+
+def test_knee_of_a_curve_that_rises_ever_faster_is_its_end():
+    capacities = [float(n) for n in range(1, 11)]
+    assert knee(capacities, [(n / 10) ** 3 for n in range(1, 11)]) == 10.0
+
+
+def test_knee_counts_from_what_there_is_already():
+    """What HBM hits in any case is no reason for a tier of that size."""
+    capacities = [float(n) for n in range(1, 21)]
+    rates = [0.5 if n < 10 else 0.5 + min(n - 10, 5) / 10 for n in range(1, 21)]
+    assert knee(capacities, rates) == 1.0
+    assert knee(capacities, rates, above=8.0) == 15.0
+    assert knee(capacities, rates, above=30.0) == 20.0
 
 
 @pytest.mark.parametrize(

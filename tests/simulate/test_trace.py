@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtiers.simulate.trace import (
-    TraceFormat,
     TraceReader,
-    detect_format,
     infinite_hit_tokens,
     load_trace,
 )
@@ -130,12 +128,15 @@ def test_format_is_told_from_the_content(tmp_path):
     one = tmp_path / "one"
     one.mkdir()
     write_conversation(one / "t.jsonl", line(0, [1]))
-    assert detect_format(lines) is TraceFormat.CONVERSATION
-    assert detect_format(one) is TraceFormat.CONVERSATION
-    assert detect_format(folder) is TraceFormat.SESSIONS
-    assert detect_format(folder / "session_000.json") is TraceFormat.SESSIONS
-    assert detect_format(pretty) is TraceFormat.SESSIONS
-    assert len(load_trace(pretty).requests) == 1
+    for path, block_size in (
+        (lines, 512),
+        (one, 512),
+        (folder, 64),
+        (folder / "session_000.json", 64),
+        (pretty, 64),
+    ):
+        trace = load_trace(path)
+        assert (trace.block_size, len(trace.requests)) == (block_size, 1)
 
 
 def test_what_is_no_trace_is_refused_with_what_would_be(tmp_path):

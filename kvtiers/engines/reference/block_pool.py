@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Final
 
 from kvtiers.model.errors import ProtocolError
@@ -22,8 +23,10 @@ class BlockPool:
     def __init__(self, num_blocks: int, blocks_per_hash: int = 1) -> None:
         self.num_blocks = num_blocks
         self._per_hash = blocks_per_hash
-        self._refs = [0] * (num_blocks + 1)
+        self._held: set[int] = set()
+        self._more_refs: dict[int, int] = {}  # of held blocks: holders beside the first
         self._free = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self.num_taken = 0  # blocks that were handed out so far
         self._runs: dict[bytes, Sequence[int]] = {}  # hash -> its blocks
         self._hash_of: dict[int, bytes] = {}  # each block of a run that is cached
 
@@ -46,7 +49,7 @@ class BlockPool:
 
     def refs(self, block_id: int) -> int:
         """Return by how many sequences a block is held."""
-        return self._refs[block_id]
+        return int(block_id in self._held) + self._more_refs.get(block_id, 0)
 
     def hit(self, hashes: Sequence[bytes], limit: int) -> list[int]:
         """Return the blocks of the longest cached prefix of at most `limit` hashes."""
@@ -60,8 +63,7 @@ class BlockPool:
 
     def num_held_by_none(self, block_ids: Iterable[int]) -> int:
         """Return how many of some blocks are free: holding them takes as many from the pool."""
-        refs = self._refs
-        return sum(refs[block_id] == 0 for block_id in block_ids)
+        return len(set(block_ids).difference(self._held))
 
     # -- commands ---------------------------------------------------------------------
 
@@ -73,20 +75,24 @@ class BlockPool:
         """
         if num > len(self._free):
             raise ProtocolError(f"{num} blocks are wanted, {len(self._free)} are free")
-        pop, refs, hash_of = self._free.popitem, self._refs, self._hash_of
-        taken = [pop(last=False)[0] for _ in range(num)]
-        for block_id in taken:
-            refs[block_id] = 1
-            if block_id in hash_of:
-                self._forget(hash_of[block_id])
+        pop, hash_of = self._free.popitem, self._hash_of
+        taken = [block_id for block_id, _ in map(pop, repeat(False, num))]  # the longest free
+        self._held.update(taken)
+        self.num_taken += num
+        for block_hash in set(map(hash_of.get, taken)):
+            if block_hash is not None:
+                self._forget(block_hash)
         return taken
 
     def hold(self, block_ids: Iterable[int]) -> None:
         """Hold blocks once more: those of a hit, or of a fork."""
+        held, more = self._held, self._more_refs
         for block_id in block_ids:
-            if self._refs[block_id] == 0:
+            if block_id in held:
+                more[block_id] = more.get(block_id, 0) + 1
+            else:
                 del self._free[block_id]
-            self._refs[block_id] += 1
+                held.add(block_id)
 
     def free(self, block_ids: Sequence[int]) -> None:
         """Let go of a sequence's blocks.
@@ -94,13 +100,19 @@ class BlockPool:
         Raises:
             ProtocolError: nobody holds one of them.
         """
-        refs, queue = self._refs, self._free
+        held, more, queue = self._held, self._more_refs, self._free
+        if not held.issuperset(block_ids):
+            block_id = next(b for b in block_ids if b not in held)
+            raise ProtocolError(f"block {block_id} was let go of, and nobody holds it")
+        last = set(block_ids).difference(more)  # of which this is the last holder
+        held -= last
         for block_id in reversed(block_ids):
-            if refs[block_id] < 1:
-                raise ProtocolError(f"block {block_id} was let go of, and nobody holds it")
-            refs[block_id] -= 1
-            if refs[block_id] == 0:
+            if block_id in last:
                 queue[block_id] = None
+            else:
+                more[block_id] -= 1
+                if not more[block_id]:
+                    del more[block_id]
 
     def cache(
         self, block_ids: Sequence[int], hashes: Sequence[bytes], first: int, end: int
@@ -112,7 +124,7 @@ class BlockPool:
         size = self._per_hash
         for idx in range(first, end):
             block_hash, run = hashes[idx], block_ids[idx * size : (idx + 1) * size]
-            if block_hash not in self._runs and not any(b in self._hash_of for b in run):
+            if block_hash not in self._runs and self._hash_of.keys().isdisjoint(run):
                 self._runs[block_hash] = run
                 self._hash_of.update(dict.fromkeys(run, block_hash))
 

@@ -7,7 +7,8 @@ from typing import Final
 
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.step import Reload, Step
-from kvtiers.cost.preempt import PreemptMode
+from kvtiers.cost.preempt import PreemptMode, Surroundings
+from kvtiers.engines.reference.block_pool import NULL_BLOCK
 from kvtiers.engines.reference.requests import Request, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.messages import StepOrders
@@ -26,7 +27,7 @@ class LowerTiers:
         self._connector = connector
         self._per_hash = settings.blocks_per_hash
         # Of each engine block, under which name kvtiers last knew the run that it lies in.
-        self._run_of: dict[int, int] = {}
+        self._run_of = [NULL_BLOCK] * (settings.num_blocks + 1)
         self._written: set[int] = set()
         self._preempted: list[str] = []
 
@@ -46,15 +47,15 @@ class LowerTiers:
             sequence.sequence_id, sequence.hashes, sequence.num_known, num_local
         )
 
-    def swap_pays(self, request: Request, away_seconds: float) -> bool:
-        """Whether to swap a victim, which will be away for so long, rather than to recompute it."""
+    def swap_pays(self, request: Request, around: Surroundings) -> bool:
+        """Whether to swap a victim that leaves others behind, or to recompute it."""
         if self._connector is None:
             return False
         head = request.live[0]
         mode, num = self._settings.preemption, max(1, head.num_computed)
         places = request.num_places
         name = head.sequence_id
-        return self._connector.preemption(name, num, places, mode, away_seconds).swap
+        return self._connector.preemption(name, num, places, mode, around).swap
 
     # -- commands ---------------------------------------------------------------------
 
@@ -79,14 +80,12 @@ class LowerTiers:
         connector.controller.outlook.returned(sequence.sequence_id)
 
     def swapped(self, request: Request) -> None:
-        """Copy down what is not below yet; it is reloaded later, whatever that costs, where the
-        user or the group demand it."""
+        """Copy down what is not below yet; it is reloaded later, whatever the planner thinks: that
+        the way down was gone is decided."""
         assert self._connector is not None, "nothing can be swapped without kvtiers"
-        forced = self._settings.preemption is PreemptMode.SWAP or request.new.num_sequences > 1
         for sequence in request.live:
             self._preempted.append(sequence.sequence_id)
-            if forced:
-                self._connector.controller.outlook.must_return(sequence.sequence_id)
+            self._connector.controller.outlook.must_return(sequence.sequence_id)
 
     def dropped(self, sequence: TokenSequence) -> None:
         """Forget the KV of a sequence that will be computed again: it is not copied down."""
@@ -112,7 +111,8 @@ class LowerTiers:
         if self._per_hash == 1:
             self._written.update(block_ids)
             return
-        self._written.update(filter(None, map(self._run_of.get, block_ids)))
+        self._written.update(map(self._run_of.__getitem__, block_ids))
+        self._written.discard(NULL_BLOCK)
 
     def orders(
         self,
@@ -135,11 +135,11 @@ class LowerTiers:
 
     def table(self, sequence: TokenSequence) -> list[int]:
         """Return the blocks of a sequence as kvtiers names them."""
-        size, block_ids = self._per_hash, sequence.block_ids
+        size, block_ids, run_of = self._per_hash, sequence.block_ids, self._run_of
         if size == 1:
             return list(block_ids)
         for first in range(sequence.num_named * size, len(block_ids), size):
-            run = block_ids[first : first + size]
-            self._run_of.update(dict.fromkeys(run, run[0]))
+            for block_id in block_ids[first : first + size]:
+                run_of[block_id] = block_ids[first]
         sequence.num_named = len(block_ids) // size
         return block_ids[::size]

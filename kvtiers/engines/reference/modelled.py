@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvtiers.connector.build import slots_for
@@ -24,7 +24,13 @@ from kvtiers.cost.links import (
 from kvtiers.cost.prefill import ModelShape, PrefillSpeed
 from kvtiers.cost.steps import StepModel
 from kvtiers.engines.reference.engine import Engine
-from kvtiers.engines.reference.modelled_media import ModelledLasting, ModelledLink, SharedStore
+from kvtiers.engines.reference.modelled_media import (
+    NO_HAND_OVER,
+    HandOver,
+    ModelledLasting,
+    ModelledLink,
+    SharedStore,
+)
 from kvtiers.engines.reference.modelled_rank import ModelledRank
 from kvtiers.engines.reference.modelled_runner import ModelledRunner
 from kvtiers.engines.reference.settings import EngineSettings
@@ -46,24 +52,24 @@ class ModelledMachine:
     Attributes:
         model: what a token costs to compute. speed: of all ranks together.
         kv_nbytes_per_token: of one rank, over all layers.
-        kv_bytes_per_second: at which a rank reads KV in a decode.
         links: by name, "dram>hbm", "hbm>dram", "STORE>dram" and "dram>STORE", of one rank and for
             one engine block a piece; those that are missing have the seeds of the cost model.
         num_ranks: workers that share capacities. sequence_seconds: see `StepModel`.
         acceptance: chance that a speculative token is right. seed: of those chances.
         steps: measured, which count instead of `speed`.
+        hand_over: measured, what reloads take beside their links; nothing where it is not known.
     """
 
     model: ModelShape
     speed: PrefillSpeed
     kv_nbytes_per_token: int
-    kv_bytes_per_second: float = float("inf")
     links: Mapping[str, LinkSeed] = field(default_factory=dict)
     num_ranks: int = 1
     sequence_seconds: float = 0.0
     acceptance: float = 0.7
     seed: int = 0
     steps: StepModel | None = None
+    hand_over: HandOver = NO_HAND_OVER
 
     @classmethod
     def of(
@@ -88,11 +94,11 @@ class ModelledMachine:
             fixed = it.latency_seconds.value, it.seconds_per_piece.value
             links[read_link(name)] = LinkSeed(*fixed, it.read_bandwidth.value / num_ranks)
             links[write_link(name)] = LinkSeed(*fixed, it.write_bandwidth.value / num_ranks)
+        speed = hardware.speed(model, dtype, num_ranks)
         return cls(
             model=model,
-            speed=hardware.speed(model, dtype, num_ranks),
+            speed=replace(speed, kv_element_nbytes=kv_element_nbytes),
             kv_nbytes_per_token=model.kv_nbytes_per_token(kv_element_nbytes, num_ranks),
-            kv_bytes_per_second=hardware.memory_bandwidth.value,
             links=links,
             num_ranks=num_ranks,
             **more,
@@ -100,13 +106,7 @@ class ModelledMachine:
 
     def step_model(self) -> StepModel:
         """Return what its steps take."""
-        return self.steps or StepModel(
-            self.speed,
-            self.model,
-            self.kv_nbytes_per_token,
-            self.kv_bytes_per_second,
-            self.sequence_seconds,
-        )
+        return self.steps or StepModel(self.speed, self.model, self.sequence_seconds)
 
 
 def modelled_engine(
@@ -137,9 +137,10 @@ def modelled_engine(
         name: ModelledLink(seed, block_nbytes, pieces)
         for name, seed in _link_seeds(machine, config).items()
     }
-    rank = ModelledRank(links, block_nbytes, pieces, shared)
+    notice_seconds = machine.hand_over.notice_seconds
+    rank = ModelledRank(links, block_nbytes, pieces, shared, hello.num_slots, notice_seconds)
     lasting = ModelledLasting(shared)
-    runner = ModelledRunner(steps, rank, lasting, *guesses)
+    runner = ModelledRunner(steps, rank, lasting, *guesses, machine.hand_over)
     connector = SchedulerConnector(config, _shape(settings, machine), lambda: runner.now)
     connector.connect([hello], lasting)
     runner.connect(connector)

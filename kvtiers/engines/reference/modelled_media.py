@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +13,31 @@ from kvtiers.control.controller import Controller
 from kvtiers.cost.links import LinkSeed
 from kvtiers.model.keys import BlockKey, unpack_keys
 from kvtiers.model.messages import Presence
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """What a reload takes beside its links and the steps around it, as measured on an engine.
+
+    Attributes:
+        plan_seconds: of the scheduler, for each reload that it begins.
+        idle_seconds: of a step around its tokens, where it begins reloads and computes none; a
+            step that computes has that in its own time.
+        notice_seconds: between the end of a reload's last copy and its answer, unless the step
+            itself waits for it.
+    """
+
+    plan_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    notice_seconds: float = 0.0
+
+    def before_step(self, num_loads: int, *, computes: bool) -> float:
+        """Return what passes before a step's orders go out, because of the reloads among them."""
+        idle = 0.0 if computes or not num_loads else self.idle_seconds
+        return idle + num_loads * self.plan_seconds
+
+
+NO_HAND_OVER: Final = HandOver()
 
 
 class ModelledLink:
@@ -80,6 +107,11 @@ class SharedStore:
         """Delete all: a new generation does not find them."""
         self._frames.clear()
 
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Frames held, and how many it may hold."""
+        return len(self._frames), self._num_frames
+
     def __len__(self) -> int:
         return len(self._frames)
 
@@ -100,6 +132,11 @@ class ModelledLasting:
     def pending(self) -> bool:
         """Whether an answer is ready that control has not been told."""
         return bool(self._answers)
+
+    @property
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """Frames held, and how many may be, by store."""
+        return {name: store.usage for name, store in self._shared.items()}
 
     def ask(self, controller: Controller) -> None:
         """Look up what control wants to know."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,8 +33,6 @@ from kvtiers.model.outcome import Outcome
 
 Rows = npt.NDArray[np.intp]
 
-_LOADS = (TransferKind.RELOAD, TransferKind.PROMOTE)
-
 
 @dataclass(frozen=True, slots=True)
 class _Event:
@@ -46,16 +45,35 @@ class _Event:
     links: tuple[Link, ...]
 
 
+@dataclass(slots=True)
+class _Promotion:
+    """A promotion that is not through.
+
+    Attributes:
+        portions: link and blocks, of what has not begun. done: when what has begun is there.
+    """
+
+    transfer: Transfer
+    since: float
+    outcomes: UInt8s
+    portions: deque[tuple[str, Rows]]
+    links: list[Link]
+    done: float
+
+
 class ModelledRank:
     """Bytes that are counted and never moved.
 
     Each link serves one job after another, the two directions of a way apart. Blocks of several
     tiers come at once; of a store some at a time, and the last ones still have to go to HBM.
-    Whoever has not begun by its deadline is given up, as a rank does.
+    Promotions read some blocks whenever their link has nothing else to do.
+    A block that another job still brings to the slab is waited for. Whoever has not begun by its
+    deadline is given up, as a rank does.
 
     Args:
         links: by name. block_nbytes: of a block on this rank. pieces_per_block: of a block.
         shared: what stores hold that evict by themselves; all others hold what control ordered.
+        num_slots: of the slab. notice_seconds: see `HandOver`.
     """
 
     def __init__(
@@ -64,8 +82,11 @@ class ModelledRank:
         block_nbytes: int,
         pieces_per_block: int,
         shared: Mapping[str, SharedStore],
+        num_slots: int,
+        notice_seconds: float = 0.0,
     ) -> None:
         self._links = links
+        self._notice_seconds = notice_seconds
         self._block_nbytes = block_nbytes
         num_frames = PORTIONS.num_frames(block_nbytes // pieces_per_block)
         self._num_together = max(1, num_frames // pieces_per_block)
@@ -74,26 +95,32 @@ class ModelledRank:
         self._numbers = itertools.count()
         self._reads_end: dict[JobId, float] = {}
         self._loads_end: dict[JobId, float] = {}
+        self._filled_at = np.zeros(num_slots)  # when each slot has its bytes; inf: not known yet
+        self._promotions: deque[_Promotion] = deque()
         self._epoch = 0
 
     # -- orders -----------------------------------------------------------------------
 
     def begin_step(self, orders: StepOrders, now: float) -> float:
         """Take in what precedes the forward pass; returns when that may begin."""
+        self._promote(now)
         self._epoch = max(self._epoch, orders.epoch)
         for forget in orders.forgets:
             if forget.store in self._shared:
                 self._shared[forget.store].forget(forget.block_keys())
         for transfer in orders.before:
-            if transfer.kind not in _LOADS:
+            if transfer.kind not in (TransferKind.RELOAD, TransferKind.PROMOTE):
                 self._store(transfer, now)
         ready = now
         for job_id, blocks in orders.fences.items():  # which are read before all others
             read = now + self._links[offload_link()].seconds(len(blocks))
             ready = max(ready, min(read, self._reads_end.get(job_id, now)))
         for transfer in orders.before:
-            if transfer.kind in _LOADS:
-                self._load(transfer, ready)
+            if transfer.kind is TransferKind.RELOAD:
+                waited_for = transfer.job_id in orders.sync_loads
+                self._load(transfer, ready, 0.0 if waited_for else self._notice_seconds)
+            elif transfer.kind is TransferKind.PROMOTE:
+                self._queue_promotion(transfer, ready)
         for job_id in orders.sync_loads:
             ready = max(ready, self._loads_end[job_id])
         return ready
@@ -103,33 +130,100 @@ class ModelledRank:
         for transfer in orders.after:
             self._store(transfer, now)
 
-    def _load(self, transfer: Transfer, now: float) -> None:
-        """Bring blocks to HBM, or to the slab."""
+    def _load(self, transfer: Transfer, now: float, notice_seconds: float) -> None:
+        """Bring blocks to HBM, and answer some time later."""
+        until, stored, done = now + transfer.deadline, 0, now
+        links: list[Link] = []
+        outcomes, found = self._sources(transfer)
+        for name, rows in found:
+            end = self._serve(read_link(name), now, rows, outcomes, until, links)
+            there = rows[outcomes[rows] == Outcome.OK]
+            self._note_filling(transfer, read_link(name), there, end)
+            stored += len(there)
+            done = max(done, end)
+        way = self._links[reload_link()]
+        wanted = np.flatnonzero(outcomes == Outcome.OK)
+        end = self._serve(reload_link(), now, wanted, outcomes, until, links)
+        coming, last = self._coming(transfer, wanted, now)
+        tail = way.seconds(min(stored + coming, self._num_together))
+        done = max(end, max(done, last) + tail)
+        if (outcomes == Outcome.TIMED_OUT).any():
+            done = max(done, until)
+        self._loads_end[transfer.job_id] = done
+        self._push(done + notice_seconds, _Event(transfer, HBM, outcomes, True, tuple(links)))
+
+    def _sources(self, transfer: Transfer) -> tuple[UInt8s, list[tuple[str, Rows]]]:
+        """Return what is to become of each block if all goes well, and which a store brings."""
         rows = transfer.sources.astype(np.int64)
         outcomes = np.full(len(rows), Outcome.OK, np.uint8)
         if not len(transfer.window):
             outcomes[(rows > 0) & (transfer.slots == NO_SLOT)] = Outcome.TIMED_OUT
         outcomes[(rows == 0) & (transfer.slots == NO_SLOT)] = Outcome.MISSING
-        until, stored, done = now + transfer.deadline, 0, now
-        links: list[Link] = []
+        by_store = []
         for source in np.unique(rows[rows > 0]).tolist():
             name = transfer.stores[source - 1]
             found = self._find(transfer, name, np.flatnonzero((rows == source) & (outcomes == 0)))
             outcomes[found[1]] = Outcome.MISSING
-            end = self._serve(read_link(name), now, found[0], outcomes, until, links)
-            stored += int((outcomes[found[0]] == Outcome.OK).sum())
-            done = max(done, end)
-        if transfer.kind is TransferKind.RELOAD:
-            way = self._links[reload_link()]
-            wanted = np.flatnonzero(outcomes == Outcome.OK)
-            end = self._serve(reload_link(), now, wanted, outcomes, until, links)
-            tail = way.seconds(min(stored, self._num_together))
-            done = max(end, done + tail)
-        if (outcomes == Outcome.TIMED_OUT).any():
-            done = max(done, until)
-        hop = HBM if transfer.kind is TransferKind.RELOAD else DRAM
-        self._loads_end[transfer.job_id] = done
-        self._push(done, _Event(transfer, hop, outcomes, True, tuple(links)))
+            by_store.append((name, found[0]))
+        return outcomes, by_store
+
+    def _queue_promotion(self, transfer: Transfer, now: float) -> None:
+        """Let blocks be brought to the slab when there is nothing better to do."""
+        outcomes, found = self._sources(transfer)
+        size = self._num_together
+        portions = deque(
+            (read_link(name), rows[first : first + size])
+            for name, rows in found
+            for first in range(0, len(rows), size)
+        )
+        for _, rows in portions:
+            self._filled_at[transfer.slots[rows]] = np.inf
+        self._promotions.append(_Promotion(transfer, now, outcomes, portions, [], now))
+
+    def _promote(self, now: float) -> None:
+        """Begin what promotions would have begun by now."""
+        while self._promotions and self._next_portion()[0] <= now:
+            self._bring_portion()
+
+    def _next_portion(self) -> tuple[float, float]:
+        """Return when the next portion can begin and end, if nothing comes before it."""
+        job = self._promotions[0]
+        if not job.portions:
+            return job.since, job.since
+        name, rows = job.portions[0]
+        begins = max(job.since, self._links[name].free_at)
+        return begins, begins + self._links[name].seconds(len(rows))
+
+    def _bring_portion(self) -> None:
+        """Begin the next portion, and answer its job once it was the last."""
+        job = self._promotions[0]
+        transfer = job.transfer
+        if job.portions:
+            name, rows = job.portions.popleft()
+            until = job.since + transfer.deadline
+            begins = max(job.since, self._links[name].free_at)
+            end = self._serve(name, begins, rows, job.outcomes, until, job.links)
+            self._filled_at[transfer.slots[rows]] = end
+            job.done = max(job.done, end)
+        if not job.portions:
+            self._promotions.popleft()
+            event = _Event(transfer, DRAM, job.outcomes, True, tuple(job.links))
+            self._push(job.done + self._notice_seconds, event)
+
+    def _note_filling(self, transfer: Transfer, name: str, rows: Rows, end: float) -> None:
+        """Note when slots that a store fills have their bytes: some at a time."""
+        num, together = len(rows), self._num_together
+        left = num - np.minimum((np.arange(num) // together + 1) * together, num)
+        slots, times = transfer.slots[rows], end - left * self._links[name].per_block
+        self._filled_at[slots[slots != NO_SLOT]] = times[slots != NO_SLOT]
+
+    def _coming(self, transfer: Transfer, rows: Rows, now: float) -> tuple[int, float]:
+        """Return how many blocks of the slab other jobs still bring there, and until when."""
+        slots = transfer.slots[rows[transfer.sources[rows] == 0]]
+        while np.isinf(self._filled_at[slots]).any() and self._promotions:
+            self._bring_portion()
+        filled_at = self._filled_at[slots]
+        return int((filled_at > now).sum()), float(filled_at.max(initial=now))
 
     def _store(self, transfer: Transfer, now: float) -> None:
         """Copy blocks down, and on to their stores."""
@@ -145,6 +239,7 @@ class ModelledRank:
             links: list[Link] = []
             end = self._serve(offload_link(), now, np.arange(num), outcomes, until, links)
             self._reads_end[transfer.job_id] = end
+            self._filled_at[transfer.slots] = end
             self._push(end, _Event(transfer, DRAM, outcomes, not targets, tuple(links)))
         for idx, (name, rows) in enumerate(targets):
             links, mine = [], outcomes.copy()
@@ -183,7 +278,10 @@ class ModelledRank:
     @property
     def next_event(self) -> float | None:
         """When the next hop ends; None when nothing runs."""
-        return self._events[0][0] if self._events else None
+        ends = [self._events[0][0]] if self._events else []
+        if self._promotions:
+            ends.append(self._next_portion()[1])
+        return min(ends, default=None)
 
     def take(self, now: float, sync: frozenset[JobId]) -> tuple[Loaded, WorkerReport | None]:
         """Return what has ended by now.
@@ -191,6 +289,7 @@ class ModelledRank:
         Args:
             sync: loads within the step, which no request waits for.
         """
+        self._promote(now)
         completions: list[Completion] = []
         links: list[Link] = []
         request_ids: set[str] = set()

@@ -7,10 +7,10 @@ from typing import Final
 
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.cost.steps import StepModel
-from kvtiers.engines.reference.modelled_media import ModelledLasting
+from kvtiers.engines.reference.modelled_media import NO_HAND_OVER, HandOver, ModelledLasting
 from kvtiers.engines.reference.modelled_rank import ModelledRank
 from kvtiers.engines.reference.runners import SequenceWork, StepResult, StepWork
-from kvtiers.model.messages import StepOrders
+from kvtiers.model.messages import StepOrders, TransferKind
 
 _TICK_SECONDS: Final = 0.0005  # between two looks of an idle engine, as the torch runner's
 _NO_TOKEN: Final = (0,)
@@ -21,6 +21,7 @@ class ModelledRunner:
 
     Args:
         rank: takes kvtiers' orders; None without kvtiers. acceptance: chance of a guessed token.
+        hand_over: what reloads take beside their links.
     """
 
     def __init__(
@@ -30,8 +31,10 @@ class ModelledRunner:
         lasting: ModelledLasting | None = None,
         acceptance: float = 0.7,
         seed: int = 0,
+        hand_over: HandOver = NO_HAND_OVER,
     ) -> None:
         self._steps = steps
+        self._hand_over = hand_over
         self._rank = rank
         self._lasting = lasting
         self._acceptance = acceptance
@@ -49,13 +52,22 @@ class ModelledRunner:
         """The scheduler's side of kvtiers, connected; None without kvtiers."""
         return self._connector
 
+    @property
+    def shared_usage(self) -> dict[str, tuple[int, int]]:
+        """Frames that shared stores hold, and how many they may, by store."""
+        return {} if self._lasting is None else self._lasting.usage
+
     def connect(self, connector: SchedulerConnector) -> None:
         """Take the scheduler's side of kvtiers, whose clock is this one."""
         self._connector = connector
 
     def run(self, work: StepWork, orders: StepOrders | None) -> StepResult:
         """Let a step's time pass, and answer what ended meanwhile."""
-        began, rank = self._now, self._rank
+        rank = self._rank
+        if orders is not None:
+            num_loads = sum(it.kind is TransferKind.RELOAD for it in orders.before)
+            self._now += self._hand_over.before_step(num_loads, computes=bool(work.sequences))
+        began = self._now
         if rank is not None and orders is not None:
             self._now = rank.begin_step(orders, began)
         ready = self._now

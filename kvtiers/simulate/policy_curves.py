@@ -1,0 +1,99 @@
+"""Hit curves of replacement rules, played on a trace without an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvtiers.control.policy import make_policy
+from kvtiers.control.tier import Tier
+from kvtiers.model.keys import BlockKey, block_key
+from kvtiers.simulate.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCurve:
+    """What one tier hits under a replacement rule.
+
+    Attributes:
+        tokens: of the tier, ascending. rates: shares of the prompt tokens.
+    """
+
+    policy: str
+    tokens: tuple[float, ...]
+    rates: tuple[float, ...]
+
+
+def policy_curves(
+    trace: Trace,
+    policies: Sequence[str],
+    tokens: Sequence[float],
+    deadline: float,
+    told: Callable[[int, int], None],
+) -> list[PolicyCurve]:
+    """Play every rule at every capacity; those that were not reached by the deadline are left out.
+
+    Args:
+        tokens: capacities, ascending. deadline: of `time.monotonic`.
+        told: follows how many were played, of how many.
+    """
+    keys: dict[int, BlockKey] = {}
+    prompts = []
+    for request in trace.requests:
+        ids = request.block_ids.tolist()
+        for block_id in ids:
+            if block_id not in keys:
+                keys[block_id] = block_key(_spread(block_id), 0)
+        prompts.append((request.num_prompt_tokens, [keys[block_id] for block_id in ids]))
+    curves: list[PolicyCurve] = []
+    num, every = 0, len(policies) * len(tokens)
+    for policy in policies:
+        rates = []
+        for capacity in tokens:
+            if time.monotonic() > deadline:
+                return curves
+            num_blocks = max(1, int(capacity // trace.block_size))
+            hits = tier_hits([blocks for _, blocks in prompts], policy, num_blocks)
+            rates.append(_rate(trace, hits))
+            num += 1
+            told(num, every)
+        curves.append(PolicyCurve(policy, tuple(tokens), tuple(rates)))
+    return curves
+
+
+def tier_hits(prompts: Sequence[Sequence[BlockKey]], policy: str, num_blocks: int) -> Iterator[int]:
+    """Yield the leading blocks of each prompt that a tier has; then it takes in the others."""
+    tier = Tier("dram", num_blocks, make_policy(policy, num_blocks))
+    for blocks in prompts:
+        entries = []
+        for key in blocks:
+            entry = tier.get(key)
+            if entry is None:
+                break
+            entries.append(entry)
+        yield len(entries)
+        tier.touch(reversed(entries))
+        parent = blocks[len(entries) - 1] if entries else None
+        for position in range(len(entries), len(blocks)):
+            new = tier.get(blocks[position]) or tier.reserve(blocks[position], parent)
+            if new is None:
+                break
+            if new.slot >= 0 and new.residence.value == "reserved":
+                new.position = position
+                tier.commit(new)
+            parent = blocks[position]
+        tier.take_left()
+
+
+def _rate(trace: Trace, hits: Iterator[int]) -> float:
+    found = sum(
+        min(num_blocks * trace.block_size, request.num_prompt_tokens)
+        for num_blocks, request in zip(hits, trace.requests, strict=True)
+    )
+    return found / max(1, trace.num_prompt_tokens)
+
+
+def _spread(block_id: int) -> bytes:
+    """Return an engine's hash of a block: all bytes differ, as in a real one."""
+    return (block_id * 0x9E3779B97F4A7C15 % 2**128).to_bytes(16, "little")

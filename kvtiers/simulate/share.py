@@ -1,0 +1,40 @@
+"""A trace that several engines share: who gets which request, as a prefix-aware router would."""
+
+from __future__ import annotations
+
+from kvtiers.model.errors import ConfigError
+from kvtiers.simulate.trace import Trace, TraceRequest
+
+
+def busiest_share(trace: Trace, num_engines: int) -> Trace:
+    """Return the requests of the engine that gets the most prompt tokens.
+
+    A request goes to the engine that was last to have its longest known prefix, if that is at
+    least half of its prompt and the engine is no more than a tenth ahead of its share; any other
+    goes to the engine that was given the fewest tokens. (The rule of SGLang's cache-aware load
+    balancer, with the imbalance counted in tokens.)
+
+    Raises:
+        ConfigError: there are more engines than requests.
+    """
+    if num_engines == 1:
+        return trace
+    if not 1 <= num_engines <= len(trace.requests):
+        raise ConfigError(
+            f"{num_engines} engines share {len(trace.requests)} requests; must be at least 1, and "
+            "no more than requests"
+        )
+    shares: list[list[TraceRequest]] = [[] for _ in range(num_engines)]
+    num_tokens, last = [0] * num_engines, dict[int, int]()
+    for request in trace.requests:
+        ids = request.block_ids.tolist()
+        depth = next((n for n in range(len(ids), 0, -1) if ids[n - 1] in last), 0)
+        engine = last[ids[depth - 1]] if depth and 2 * depth >= len(ids) else -1
+        ahead = 1.1 * sum(num_tokens) / num_engines + request.num_prompt_tokens
+        if engine < 0 or num_tokens[engine] > ahead:
+            engine = min(range(num_engines), key=num_tokens.__getitem__)
+        shares[engine].append(request)
+        num_tokens[engine] += request.num_prompt_tokens
+        last.update(dict.fromkeys(ids, engine))
+    busiest = max(range(num_engines), key=num_tokens.__getitem__)
+    return Trace(trace.name, trace.block_size, tuple(shares[busiest]))

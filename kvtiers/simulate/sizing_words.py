@@ -1,0 +1,256 @@
+"""A sizing in words and in rows of tables, for a terminal and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Final
+
+from kvtiers.model.units import format_size
+from kvtiers.simulate.goal import GoalKind
+from kvtiers.simulate.replay import Replay
+from kvtiers.simulate.sizing import Proof, Sizing, Trial
+
+_SPEED: Final = ("TTFT p50", "TTFT p90", "output tokens/s", "ITL p90")
+HEADER: Final = ("KV", "tiers", "policy", "price", *_SPEED, "hit rate", "NVMe a day", "goal")
+_GIB: Final = 2**30
+_MOST_ROWS: Final = 10
+
+
+def trial_rows(sizing: Sizing) -> list[tuple[str, ...]]:
+    """Return one row a replay, as `HEADER` says."""
+    return [_row(trial) for trial in sizing.trials]
+
+
+def sentences(sizing: Sizing) -> list[str]:
+    """Return the answer in words."""
+    plan = sizing.plan
+    said = [*_engines(sizing), f"Goal: {plan.goal}.", _answer(sizing)]
+    said.append(f"What binds: {sizing.limit}.")
+    said += _knee(sizing)
+    for dtype, proof in sizing.proofs.items():
+        said.append(_proof(dtype, proof, plan.goal.kind is GoalKind.COST))
+    said += _surprises(sizing)
+    if not sizing.complete:
+        why = "It was interrupted" if sizing.interrupted else "The time was up (--max-seconds)"
+        decided = len(sizing.proofs) == len(plan.kv_dtypes) and not any(
+            proof.undecided for proof in sizing.proofs.values()
+        )
+        what = "the replacement rules" if decided else "all sizes"
+        said.append(f"{why} before {what} were compared: others may be better.")
+    return said
+
+
+def dtype_rows(sizing: Sizing) -> list[tuple[str, ...]]:
+    """Return what the data types of the KV cache change, side by side, behind a header."""
+    dtypes = [d for d in sizing.plan.kv_dtypes if d in sizing.pools]
+
+    def of(name: str, show: Callable[[str], str | None]) -> tuple[str, ...]:
+        return (name, *(show(dtype) or "-" for dtype in dtypes))
+
+    def bare(show: Callable[[Trial], str]) -> Callable[[str], str | None]:
+        return lambda dtype: None if (found := sizing.bare(dtype)) is None else show(found)
+
+    def chosen(show: Callable[[Trial], str]) -> Callable[[str], str | None]:
+        return lambda dtype: None if (it := sizing.answer(dtype)) is None else show(it)
+
+    def gib(num_tokens: float) -> Callable[[str], str]:
+        return lambda dtype: f"{num_tokens * sizing.nbytes_per_token[dtype] / _GIB:,.0f} GiB"
+
+    per_token = sizing.nbytes_per_token
+    many = sizing.num_engines > 1
+    rows = [
+        ("KV cache in", *dtypes),
+        of("bytes a token of a tier", lambda d: f"{per_token[d]:,.0f}"),
+        of("KV pool in HBM, tokens", lambda d: f"{sizing.pools[d].num_tokens:,}"),
+        of("all that is ever used again", gib(sizing.curve.working_set_tokens)),
+        of("knee of the hit curve", gib(sizing.curve.knee_tokens)),
+        of("p90 TTFT without tiers", bare(lambda t: _seconds(t.replay.ttft.p90))),
+        of("output tokens/s without tiers", bare(lambda t: _count(t.replay))),
+        of("hit rate without tiers", bare(lambda t: f"{t.replay.tokens.hit_rate:.1%}")),
+        of("needed", chosen(lambda t: str(t.size))),
+        of("the goal", chosen(lambda t: "met" if t.met else "not met")),
+    ]
+    if many:
+        rows.append(of(f"of {sizing.num_engines} engines", chosen(lambda t: _all(t, sizing))))
+    return [
+        *rows,
+        of("price", chosen(lambda t: f"{t.cost:,.0f}")),
+        of("p90 TTFT with that", chosen(lambda t: _seconds(t.replay.ttft.p90))),
+        of("output tokens/s with that", chosen(lambda t: _count(t.replay))),
+        of("hit rate with that", chosen(lambda t: f"{t.replay.tokens.hit_rate:.1%}")),
+    ]
+
+
+def curve_rows(sizing: Sizing) -> list[tuple[str, ...]]:
+    """Return what one LRU tier of each size hits and what its doubling adds, behind a header."""
+    dtypes, curve = sizing.plan.kv_dtypes, sizing.curve
+    header = ["one tier, LRU"]
+    for dtype in dtypes:
+        header += [f"{dtype}: hits", "doubling adds"]
+    most = max(curve.working_set_tokens, 1) * max(sizing.nbytes_per_token.values())
+    sizes = [_GIB]
+    while sizes[-1] < most:
+        sizes.append(sizes[-1] * 2)
+    rows = [tuple(header)]
+    for size, double in pairwise([*sizes[-_MOST_ROWS:], sizes[-1] * 2]):
+        row = [format_size(size)]
+        for dtype in dtypes:
+            now, then = (
+                _rate(sizing, nbytes / sizing.nbytes_per_token[dtype]) for nbytes in (size, double)
+            )
+            row += [f"{now:.1%}", f"{100 * (then - now):+.1f} points"]
+        rows.append(tuple(row))
+    return rows
+
+
+def _answer(sizing: Sizing) -> str:
+    plan, first = sizing.plan, sizing.plan.kv_dtypes[0]
+    answer, bare = sizing.answer(first), sizing.bare(first)
+    if answer is None:
+        if len(sizing.trials) > 1 and bare is not None:
+            now, best = _seconds(bare.replay.ttft.p90), _seconds(sizing.trials[1].replay.ttft.p90)
+            return f"No size meets it: the largest tiers change p90 TTFT from {now} to {best}."
+        return "No size that was replayed meets it."
+    each = " for each engine" if sizing.num_engines > 1 else ""
+    rule = "" if answer.policy == plan.policies[0] else f" with the rule {answer.policy}"
+    found = answer.replay
+    reached = f"p90 TTFT {_seconds(found.ttft.p90)}"
+    if bare is not None and bare.replay.ttft.p90 and found.ttft.p90:
+        times, before = found.ttft.p90 / bare.replay.ttft.p90, _seconds(bare.replay.ttft.p90)
+        reached += f", {times:.2f} of {before} without tiers"
+    reached += f"; hit rate {found.tokens.hit_rate:.1%}"
+    if first in sizing.chosen:
+        kind = "Best found" if plan.goal.kind is GoalKind.COST else "Cheapest found"
+        return f"{kind}: {answer.size}{each}{rule} ({reached})."
+    return (
+        f"No size meets it. The cheapest that brings nine tenths of what tiers can bring: "
+        f"{answer.size}{each}{rule} ({reached})."
+    )
+
+
+def _engines(sizing: Sizing) -> Iterator[str]:
+    """Yield who serves the trace."""
+    bare = [it for it in sizing.engines if not it.size.dram_nbytes]
+    for before in bare:
+        if not before.keeps_up:
+            yield (
+                f"{_number(before.num_engines)} without tiers falls behind: serving takes "
+                f"{before.load:.2f} times as long as the arrivals, p90 TTFT is "
+                f"{_seconds(before.ttft_p90)}."
+            )
+    if sizing.num_engines > 1:
+        fewest = ""
+        if bare:
+            fewest = ", the fewest that keep up without tiers" if bare[-1].keeps_up else ""
+        yield (
+            f"Sized for {sizing.num_engines} engines that share the trace{fewest}; that with the "
+            f"most prompt tokens was replayed: {sizing.num_requests:,} of "
+            f"{len(sizing.plan.trace.requests):,} requests. --replicas N for another number."
+        )
+    for less in sizing.engines:
+        if less.size.dram_nbytes:
+            kept = "keep up" if less.keeps_up else "do not keep up either"
+            yield (
+                f"With all that is reused in DRAM, {less.num_engines} {kept}: p90 TTFT is "
+                f"{_seconds(less.ttft_p90)}"
+                + (
+                    f". Tiers spare an engine: --replicas {less.num_engines} sizes for fewer."
+                    if less.keeps_up
+                    else "."
+                )
+            )
+
+
+def _knee(sizing: Sizing) -> Iterator[str]:
+    curve, per_token = sizing.curve, sizing.nbytes_per_token[sizing.plan.kv_dtypes[0]]
+
+    def point(num_tokens: float) -> str:
+        gib = num_tokens * per_token / _GIB
+        return f"{num_tokens / 1e6:,.2f} million tokens ({gib:,.0f} GiB) hit " + (
+            f"{_rate(sizing, num_tokens):.1%}"
+        )
+
+    yield (
+        f"Knee of the hit curve of one LRU tier: {point(curve.knee_tokens)}; all that is ever used "
+        f"again: {point(curve.working_set_tokens)}; an infinite cache hits "
+        f"{sizing.infinite_hit_rate:.1%}."
+    )
+
+
+def _proof(dtype: str, proof: Proof, by_money: bool) -> str:
+    dearer = "are beyond the budget" if by_money else "cost as much or more"
+    smaller = "a larger one within it" if by_money else "one that failed"
+    text = (
+        f"{dtype}: {proof.num_replayed} replays; of {proof.num_sizes} sizes (powers of two) "
+        f"{proof.num_dearer} {dearer}, {proof.num_smaller} are no larger than {smaller}: larger "
+        "tiers are taken never to do worse"
+    )
+    if proof.undecided:
+        size, cost = proof.undecided[0]
+        text += (
+            f"; {len(proof.undecided)} are undecided, the cheapest of them {size} for {cost:,.0f}"
+        )
+    return text + "."
+
+
+def _surprises(sizing: Sizing) -> Iterator[str]:
+    """Yield where larger tiers did do worse."""
+    if sizing.plan.goal.kind is GoalKind.COST:
+        return
+    for one in sizing.trials:
+        for other in sizing.trials:
+            alike = one.kv_dtype == other.kv_dtype and one.policy == other.policy
+            if alike and one.met and not other.met and one.size.within(other.size):
+                yield (
+                    f"Larger tiers did worse here: {other.size} fails, {one.size} does not "
+                    f"({one.kv_dtype}). Others that were not replayed may do too."
+                )
+
+
+def _rate(sizing: Sizing, num_tokens: float) -> float:
+    """Return what an LRU cache of about this size hits, between two points of the curve."""
+    tokens, rates = sizing.curve.tokens, sizing.curve.rates
+    if num_tokens <= tokens[0]:
+        return rates[0]
+    for (less, low), (more, high) in pairwise(zip(tokens, rates, strict=True)):
+        if num_tokens <= more:
+            return low + (high - low) * (num_tokens - less) / (more - less)
+    return rates[-1]
+
+
+def _row(trial: Trial) -> tuple[str, ...]:
+    found = trial.replay
+    written = found.written_nbytes_per_device_day.get("nvme")
+    return (
+        trial.kv_dtype,
+        str(trial.size),
+        trial.policy,
+        f"{trial.cost:,.0f}",
+        _seconds(found.ttft.p50),
+        _seconds(found.ttft.p90),
+        f"{found.output_tokens_per_second:,.0f}",
+        _seconds(found.itl.p90),
+        f"{found.tokens.hit_rate:.1%}",
+        "-" if written is None else f"{written / 1e12:,.1f} TB",
+        "met" if trial.met else "no",
+    )
+
+
+def _number(num_engines: int) -> str:
+    return "One engine" if num_engines == 1 else f"Each of {num_engines} engines"
+
+
+def _all(trial: Trial, sizing: Sizing) -> str:
+    num, size = sizing.num_engines, trial.size
+    return str(type(size)(num * size.dram_nbytes, num * size.nvme_nbytes))
+
+
+def _count(replay: Replay) -> str:
+    return f"{replay.output_tokens_per_second:,.0f}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:.0f} ms"

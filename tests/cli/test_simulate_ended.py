@@ -1,0 +1,90 @@
+"""A replay or a search that Ctrl-C ends: it tells what it has, and says so with its exit code."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+ENGINE = ("--model", "llama-3.1-8b", "--hardware", "h100")
+LONG = ("--generate", "chat", "--requests", "20000", "--rate", "8")
+
+
+@pytest.fixture
+def interruptible():
+    """Shells start background jobs, and all that these start, with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Terminal:
+    """What a verb writes to standard error, as it would be seen: with its progress bars."""
+
+    def __init__(self):
+        self.said = b""
+        self._reader, self.writer = pty.openpty()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self):
+        try:
+            while more := os.read(self._reader, 4096):
+                self.said += more
+        except OSError:
+            pass  # the other side is closed
+
+    def close(self):
+        os.close(self.writer)
+        self._thread.join(5)
+        os.close(self._reader)
+
+
+def ended(*args: str, when: bytes) -> tuple[int, bytes, bytes]:
+    """Run a verb, and interrupt it a while after it has shown this."""
+    command = [sys.executable, "-m", "kvtiers", *args, *ENGINE, *LONG]
+    terminal = Terminal()
+    with subprocess.Popen(command, stderr=terminal.writer, stdout=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + 120
+            while when not in terminal.said:
+                assert time.monotonic() < deadline, terminal.said
+                assert process.poll() is None, terminal.said
+                time.sleep(0.02)
+            time.sleep(1.0)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    terminal.close()
+    return process.returncode, out, terminal.said
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_replay_that_is_interrupted_tells_what_was_served(tmp_path):
+    paths = [tmp_path / name for name in ("first.yaml", "second.yaml")]
+    for path in paths:
+        path.write_text("tiers: [{kind: dram, capacity: 4GiB}]")
+    args = ("simulate", "--compare", *map(str, paths), "--out", str(tmp_path / "out"))
+    code, out, said = ended(*args, when=b"/20000")
+    assert code == 130
+    assert b"It was interrupted before every request was served" in out.replace(b"\n", b" ")
+    assert b"Traceback" not in said
+    (page,) = (tmp_path / "out").glob("*.json")
+    replays = json.loads(page.read_text())["replays"]
+    assert [it["label"] for it in replays] == ["first"]
+    assert replays[0]["interrupted"]
+    assert 0 < replays[0]["num_requests"] < 20_000
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_search_that_is_interrupted_tells_what_was_found():
+    code, out, said = ended("size", "--replicas", "1", "--goal", "hit-rate=0.5", when=b"/20000")
+    assert code == 130
+    assert b"Traceback" not in said
+    assert b"It was interrupted before all sizes were compared" in out.replace(b"\n", b" ")
