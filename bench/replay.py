@@ -22,7 +22,7 @@ from kvtiers.cost.engine_memory import EngineMemory
 from kvtiers.cost.known_models import known_model
 from kvtiers.engines.reference.modelled import ModelledMachine, modelled_engine
 from kvtiers.engines.reference.requests import NewRequest
-from kvtiers.engines.reference.serving import OpenLoop, serve
+from kvtiers.engines.reference.serving import OpenLoop, drive
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config, parse_mapping
 
@@ -79,7 +79,7 @@ def main() -> None:
     engine = modelled_engine(settings, machine, tiers(32 * (16 * pool.kv_nbytes_per_token + 4096)))
     requests = requests_of(options.trace, options.requests)
     began, num_steps, served = time.process_time(), 0, []
-    for report in serve(engine, OpenLoop(requests)):
+    for report in drive(engine, OpenLoop(requests)):
         served += report.finished
         num_steps += 1
     seconds = time.process_time() - began

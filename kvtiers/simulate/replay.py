@@ -15,7 +15,7 @@ from kvtiers.engines.reference.engine import Engine
 from kvtiers.engines.reference.modelled_runner import ModelledRunner
 from kvtiers.engines.reference.report import Served, StepReport
 from kvtiers.engines.reference.requests import NewRequest
-from kvtiers.engines.reference.serving import serve
+from kvtiers.engines.reference.serving import drive
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ConfigError
@@ -194,7 +194,7 @@ class _Drive:
         """Serve all requests, or as many as there is time for."""
         started, cpu, left = time.monotonic(), time.process_time(), self._plan.max_seconds
         try:
-            for report in serve(self._engine, self):
+            for report in drive(self._engine, self):
                 self._note(report, progress)
                 if left is not None and time.monotonic() - started > left:
                     break

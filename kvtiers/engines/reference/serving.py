@@ -47,7 +47,7 @@ class OpenLoop:
         return taken
 
 
-def serve(engine: Engine, arrivals: Arrivals) -> Iterator[StepReport]:
+def drive(engine: Engine, arrivals: Arrivals) -> Iterator[StepReport]:
     """Serve requests until none is left and none comes; yields what each step reports.
 
     Who closes a loop tells its arrivals of `StepReport.finished` before asking for the next step.

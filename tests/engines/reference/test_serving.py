@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvtiers.engines.reference.serving import OpenLoop, serve
+from kvtiers.engines.reference.serving import OpenLoop, drive
 
 from .engines import engine_of, request_of
 
@@ -13,7 +13,7 @@ def test_requests_come_at_their_times_however_busy_the_engine_is():
     engine = engine_of()
     times = {"a": 0.0, "b": 0.0, "c": 0.02, "late": 100.0}
     requests = [request_of(name, 20, 30, arrived_at=at) for name, at in times.items()]
-    reports = list(serve(engine, OpenLoop(requests)))
+    reports = list(drive(engine, OpenLoop(requests)))
     admitted = {name: report.started_at for report in reports for name in report.admitted}
     assert admitted["a"] == 0.0
     assert times["c"] <= admitted["c"] < reports[-1].started_at - 90
@@ -42,7 +42,7 @@ class ThreeInARow:
 
 def test_a_closed_loop_goes_on_with_what_has_ended():
     engine, arrivals, served = engine_of(), ThreeInARow(), []
-    for report in serve(engine, arrivals):
+    for report in drive(engine, arrivals):
         assert report.gauges.num_running <= 1
         for it in report.finished:
             served.append(it)
@@ -54,4 +54,4 @@ def test_a_closed_loop_goes_on_with_what_has_ended():
 
 
 def test_nobody_who_comes_means_nothing_to_do():
-    assert list(serve(engine_of(), OpenLoop([]))) == []
+    assert list(drive(engine_of(), OpenLoop([]))) == []
