@@ -16,6 +16,7 @@ from kvtiers.cost.preempt import PreemptMode
 from kvtiers.engines.reference.engine import Engine
 from kvtiers.engines.reference.modelled import ModelledMachine, modelled_engine
 from kvtiers.engines.reference.requests import NewRequest
+from kvtiers.engines.reference.serving import OpenLoop, drive
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config, parse_mapping
 
@@ -148,19 +149,10 @@ def compare(mix: Mix, seeds: Sequence[int] = SEEDS) -> Comparison:
 def serve(mix: Mix, mode: PreemptMode, seed: int) -> Outcome:
     """Serve a mix once."""
     engine = _engine(mix, mode)
-    requests, latencies, idx = mix.traffic.requests(seed), [], 0
-    while idx < len(requests) or engine.num_unfinished:
-        while idx < len(requests) and requests[idx].arrived_at <= engine.now:
-            engine.add(requests[idx])
-            idx += 1
-        due = requests[idx].arrived_at if idx < len(requests) else None
-        if not engine.num_unfinished and due is not None:
-            engine.wait_until(due)
-            continue
-        latencies += [served.e2e_seconds for served in engine.step(due).finished]
+    reports = drive(engine, OpenLoop(mix.traffic.requests(seed)))
+    latencies = sorted(served.e2e_seconds for report in reports for served in report.finished)
     gauges = engine.gauges
     engine.close()
-    latencies.sort()
     return Outcome(
         latencies[int(0.99 * (len(latencies) - 1))],
         statistics.fmean(latencies),

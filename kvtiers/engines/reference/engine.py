@@ -23,7 +23,8 @@ class Engine:
     """Requests in, tokens out. Not thread-safe; the runner's clock is the only one.
 
     Driving it is a loop: add what has arrived by `now`, `step` while there are unfinished
-    requests, `wait_until` the next arrival otherwise.
+    requests, `wait_until` the next arrival otherwise. After an exception that is not of `add`, only
+    `close` makes sense: requests and blocks are then as far as the step had come.
     """
 
     def __init__(self, settings: EngineSettings, runner: Runner) -> None:

@@ -25,12 +25,10 @@ class Schedule:
     Attributes:
         work: the step itself: sequence id to the sequence, whose it is, and its tokens.
         budget: tokens that are left.
-        loading: ids of sequences that load within the step.
     """
 
     budget: int
     work: dict[str, tuple[Request, TokenSequence, int]] = field(default_factory=dict)
-    loading: set[str] = field(default_factory=set)
     admitted: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -58,7 +56,7 @@ class _Verdict(Enum):
 
 
 class Scheduler:
-    """Decodes first, then prefills, then who was swapped out, then who waits.
+    """Decodes first, then prefills, then who gave way, then newcomers.
 
     Args:
         pool: whose blocks the requests hold. tiers: kvtiers below.
@@ -256,7 +254,7 @@ class Scheduler:
             return _Verdict.NO_ROOM
         if not self._admission.find_loads(request, claims):
             return _Verdict.ASK_AGAIN
-        in_step = self._admission.allocate(request, claims)
+        self._admission.allocate(request, claims)
         if request.request_id in self._away:
             taken = self.pool.num_taken - self._away[request.request_id]
             of_late = taken if self._num_taken_away is None else self._num_taken_away
@@ -266,7 +264,6 @@ class Scheduler:
         request.order = self._num_admitted
         self._num_admitted += 1
         self.running.append(request)
-        step.loading |= in_step
         for sequence in request.live:
             if not request.loading and step.budget > 0:
                 step.compute(request, sequence, self._chunk(sequence, step.budget))
