@@ -105,8 +105,9 @@ class ExecutorThread:
         held: list[bool] = []
 
         def ordered() -> bool:
-            answer = self._executor.hold_engine(wanted, group)
-            held.extend([] if answer is None else [answer])
+            if not held:  # it is asked once more than needed, and acts
+                answer = self._executor.hold_engine(wanted, group)
+                held.extend([] if answer is None else [answer])
             return bool(held)
 
         if not self._wait(ordered, None):
