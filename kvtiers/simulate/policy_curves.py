@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtiers.control.policy import make_policy
-from kvtiers.control.tier import Tier
+from kvtiers.control.tier import Residence, Tier
 from kvtiers.model.keys import BlockKey, block_key
 from kvtiers.simulate.trace import Trace
 
@@ -79,7 +79,7 @@ def tier_hits(prompts: Sequence[Sequence[BlockKey]], policy: str, num_blocks: in
             new = tier.get(blocks[position]) or tier.reserve(blocks[position], parent)
             if new is None:
                 break
-            if new.slot >= 0 and new.residence.value == "reserved":
+            if new.residence is Residence.RESERVED:
                 new.position = position
                 tier.commit(new)
             parent = blocks[position]
