@@ -22,11 +22,12 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvtiers.control.policy import POLICIES, make_policy
-from kvtiers.model.keys import BlockKey, block_key
-from kvtiers.simulate.policy_curves import tier_hits
+from kvtiers.model.keys import BlockKey
+from kvtiers.simulate.policy_curves import hit_rate, prompt_keys, tier_hits
 from kvtiers.simulate.trace import TraceRequest, infinite_hit_tokens, load_trace
 
 RESULTS = Path(__file__).parent / "results"
@@ -44,21 +45,7 @@ CAPACITIES = {
 }
 PLAIN = (*POLICIES, "belady")
 
-Prompt = tuple[int, list[BlockKey]]  # its tokens, and its blocks
-
-
-def read(path: Path, most_pause_seconds: float = math.inf) -> tuple[list[Prompt], float]:
-    """Return the prompts of a trace, and the hit rate of a cache that forgets nothing."""
-    requests = cut_pauses(load_trace(path, BLOCK_SIZE).requests, most_pause_seconds)
-    keys: dict[int, BlockKey] = {}
-    prompts = []
-    for request in requests:
-        for idx in request.block_ids.tolist():
-            if idx not in keys:
-                keys[idx] = block_key(_spread(idx), 0)
-        blocks = [keys[idx] for idx in request.block_ids.tolist()]
-        prompts.append((request.num_prompt_tokens, blocks))
-    return prompts, infinite_hit_tokens(requests, BLOCK_SIZE).rate
+Prompt = list[BlockKey]
 
 
 def cut_pauses(requests: Sequence[TraceRequest], most_seconds: float) -> Sequence[TraceRequest]:
@@ -75,20 +62,11 @@ def cut_pauses(requests: Sequence[TraceRequest], most_seconds: float) -> Sequenc
     return [requests[idx] for idx in order]
 
 
-def _spread(idx: int) -> bytes:
-    return (idx * 0x9E3779B97F4A7C15 % 2**128).to_bytes(16, "little")
-
-
-def in_a_tier(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator[int]:
-    """Yield the leading blocks of each prompt that the real tier has."""
-    return tier_hits([blocks for _, blocks in prompts], name, capacity)
-
-
 def plain_hits(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator[int]:
     """Yield the leading blocks of each prompt that a cache of single blocks has."""
     policy = make_policy(name, capacity)
     resident: set[BlockKey] = set()
-    for _, blocks in prompts:
+    for blocks in prompts:
         yield _leading(blocks, resident)
         for key in blocks:
             if key in resident:
@@ -105,7 +83,7 @@ def plain_hits(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator[
 
 def belady_hits(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator[int]:  # noqa: ARG001
     """Yield what a cache of single blocks has that drops what is asked for latest, or never."""
-    asked = [key for _, blocks in prompts for key in blocks]
+    asked = [key for blocks in prompts for key in blocks]
     following: dict[BlockKey, int] = {}
     after = [0] * len(asked)
     for idx in range(len(asked) - 1, -1, -1):
@@ -114,7 +92,7 @@ def belady_hits(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator
     resident: dict[BlockKey, int] = {}
     latest: list[tuple[int, BlockKey]] = []
     idx = 0
-    for _, blocks in prompts:
+    for blocks in prompts:
         yield _leading(blocks, resident)
         for key in blocks:
             if key not in resident and len(resident) >= capacity:
@@ -131,15 +109,6 @@ def belady_hits(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator
 
 def _leading(blocks: Sequence[BlockKey], resident: set[BlockKey] | dict[BlockKey, int]) -> int:
     return next((n for n, key in enumerate(blocks) if key not in resident), len(blocks))
-
-
-def rate(prompts: Sequence[Prompt], hits: Iterator[int]) -> float:
-    """Return the share of the prompts' tokens that were hits."""
-    found = sum(
-        min(num_blocks * BLOCK_SIZE, num_tokens)
-        for num_blocks, (num_tokens, _) in zip(hits, prompts, strict=True)
-    )
-    return found / sum(num_tokens for num_tokens, _ in prompts)
 
 
 def page(results: dict[str, dict[str, float]]) -> str:
@@ -169,11 +138,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     kept = RESULTS / "policies.json"
-    for trace in arguments.trace or TRACES:
-        prompts, infinite = read(
-            arguments.folder / TRACES[trace], MOST_PAUSE_SECONDS.get(trace, math.inf)
-        )
-        for capacity in arguments.blocks or CAPACITIES[trace]:
+    for name_of_trace in arguments.trace or TRACES:
+        trace = load_trace(arguments.folder / TRACES[name_of_trace], BLOCK_SIZE)
+        most_pause = MOST_PAUSE_SECONDS.get(name_of_trace, math.inf)
+        trace = replace(trace, requests=tuple(cut_pauses(trace.requests, most_pause)))
+        prompts, infinite = prompt_keys(trace), infinite_hit_tokens(trace.requests, BLOCK_SIZE).rate
+        for capacity in arguments.blocks or CAPACITIES[name_of_trace]:
+            cell = f"{name_of_trace} @ {capacity}"
             for way, names in (("tier", POLICIES), ("plain", PLAIN)):
                 for name in names:
                     if way not in (arguments.way or (way,)):
@@ -181,12 +152,12 @@ def main() -> None:
                     if name not in (arguments.policy or (name,)):
                         continue
                     hits: Callable[[Sequence[Prompt], str, int], Iterator[int]]
-                    hits = in_a_tier if way == "tier" else plain_hits
+                    hits = tier_hits if way == "tier" else plain_hits
                     hits = belady_hits if name == "belady" else hits
-                    found = rate(prompts, hits(prompts, name, capacity))
-                    print(f"{trace} @ {capacity}: {way} {name} {found:.4f}", flush=True)
+                    found = hit_rate(trace, hits(prompts, name, capacity))
+                    print(f"{cell}: {way} {name} {found:.4f}", flush=True)
                     if arguments.write:
-                        _keep(kept, f"{trace} @ {capacity}", f"{way} {name}", found, infinite)
+                        _keep(kept, cell, f"{way} {name}", found, infinite)
 
 
 def _keep(kept: Path, cell: str, column: str, found: float, infinite: float) -> None:

@@ -172,13 +172,18 @@ class TorchCopier:
     def hold_engine(self, ticket: Ticket) -> bool:
         """Let the engine's current stream wait for a batch; see `Copier.hold_engine`.
 
+        False while that stream is captured: a graph cannot hold the wait.
+
         Raises:
             ProtocolError: the ticket was never issued.
         """
         self._check_issued(ticket)
         events = self._pending.get(ticket)
-        if events is not None:
-            self._current_stream().wait_event(events[1])
+        if events is None:
+            return True
+        if self._cuda.is_current_stream_capturing():
+            return False
+        self._current_stream().wait_event(events[1])
         return True
 
     def wait(self, ticket: Ticket) -> None:
@@ -327,6 +332,10 @@ class _NoQueues:
     def current_stream(self, device: object) -> _NoQueue:
         """Return a stream."""
         return _NoQueue(device)
+
+    def is_current_stream_capturing(self) -> bool:
+        """Return False."""
+        return False
 
     def stream(self, stream: object) -> AbstractContextManager[None]:  # noqa: ARG002
         """Select nothing."""

@@ -17,6 +17,9 @@ _logger = logging.getLogger(__name__)
 
 PIN_CHUNK_NBYTES: Final = 64 * 2**30  # one registration of 512 GiB or more fails on real drivers
 
+_WIPE_ON_FORK: Final = 18  # of Linux since 4.14; the module mmap does not name them
+_KEEP_ON_FORK: Final = 19
+
 PinMode = Literal["auto", "on", "off"]
 
 
@@ -49,7 +52,7 @@ class Slab:
 
     Slot ``s`` is ``[address + s * slot_nbytes, ... + slot_nbytes)``. The slab owns the memory;
     a view keeps it mapped even after `close`, but a copier's raw address does not. While it is
-    page-locked, a forked child has no such memory: it must not touch the slab.
+    page-locked, a forked child has zeros there.
 
     Args:
         num_slots: slots, >= 1. slot_nbytes: bytes of each, >= 1.
@@ -181,14 +184,15 @@ class Slab:
         self._inherit(True)
 
     def _inherit(self, inherit: bool) -> None:
-        """Say whether a forked child gets the memory.
+        """Say whether a forked child gets the bytes; if not, it has zeros there.
 
         A fork makes pages of both sides copy-on-write: one that the parent writes may then be
         another than the one that the device writes. Or the kernel copies locked pages at once, all
-        of the slab, for a child that only wants to execute something.
+        of the slab, for a child that only wants to execute something. A child without the mapping
+        (MADV_DONTFORK) would unmap, with the slab, what it has mapped there since.
         """
         if self._mapping is not None:
-            self._mapping.madvise(mmap.MADV_DOFORK if inherit else mmap.MADV_DONTFORK)
+            self._mapping.madvise(_KEEP_ON_FORK if inherit else _WIPE_ON_FORK)
 
 
 def _check_capacity(num_slots: int, slot_nbytes: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtiers.control.policy import make_policy
-from kvtiers.control.tier import Tier
+from kvtiers.control.tier import Residence, Tier
 from kvtiers.model.keys import BlockKey, block_key
 from kvtiers.simulate.trace import Trace
 
@@ -38,14 +38,7 @@ def policy_curves(
         tokens: capacities, ascending. deadline: of `time.monotonic`.
         told: follows how many were played, of how many.
     """
-    keys: dict[int, BlockKey] = {}
-    prompts = []
-    for request in trace.requests:
-        ids = request.block_ids.tolist()
-        for block_id in ids:
-            if block_id not in keys:
-                keys[block_id] = block_key(_spread(block_id), 0)
-        prompts.append((request.num_prompt_tokens, [keys[block_id] for block_id in ids]))
+    prompts = prompt_keys(trace)
     curves: list[PolicyCurve] = []
     num, every = 0, len(policies) * len(tokens)
     for policy in policies:
@@ -54,8 +47,7 @@ def policy_curves(
             if time.monotonic() > deadline:
                 return curves
             num_blocks = max(1, int(capacity // trace.block_size))
-            hits = tier_hits([blocks for _, blocks in prompts], policy, num_blocks)
-            rates.append(_rate(trace, hits))
+            rates.append(hit_rate(trace, tier_hits(prompts, policy, num_blocks)))
             num += 1
             told(num, every)
         curves.append(PolicyCurve(policy, tuple(tokens), tuple(rates)))
@@ -79,21 +71,28 @@ def tier_hits(prompts: Sequence[Sequence[BlockKey]], policy: str, num_blocks: in
             new = tier.get(blocks[position]) or tier.reserve(blocks[position], parent)
             if new is None:
                 break
-            if new.slot >= 0 and new.residence.value == "reserved":
+            if new.residence is Residence.RESERVED:
                 new.position = position
                 tier.commit(new)
             parent = blocks[position]
         tier.take_left()
 
 
-def _rate(trace: Trace, hits: Iterator[int]) -> float:
+def prompt_keys(trace: Trace) -> list[list[BlockKey]]:
+    """Return the blocks of each prompt by keys as an engine's, of which all bytes differ."""
+    keys: dict[int, BlockKey] = {}
+    for request in trace.requests:
+        for block_id in request.block_ids.tolist():
+            if block_id not in keys:
+                spread = (block_id * 0x9E3779B97F4A7C15 % 2**128).to_bytes(16, "little")
+                keys[block_id] = block_key(spread, 0)
+    return [[keys[block_id] for block_id in it.block_ids.tolist()] for it in trace.requests]
+
+
+def hit_rate(trace: Trace, hits: Iterator[int]) -> float:
+    """Return the share of the prompts' tokens in so many leading blocks of each."""
     found = sum(
         min(num_blocks * trace.block_size, request.num_prompt_tokens)
         for num_blocks, request in zip(hits, trace.requests, strict=True)
     )
     return found / max(1, trace.num_prompt_tokens)
-
-
-def _spread(block_id: int) -> bytes:
-    """Return an engine's hash of a block: all bytes differ, as in a real one."""
-    return (block_id * 0x9E3779B97F4A7C15 % 2**128).to_bytes(16, "little")

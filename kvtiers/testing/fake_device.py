@@ -76,11 +76,15 @@ class FakeDevice:
         """Write the pattern of a key into a block now, past all queues."""
         self.overwrite(group, block_id, block_pattern(key, self.layout.groups[group], rank))
 
+    def queue(self, work: Callable[[], object]) -> None:
+        """Queue engine work."""
+        with self._lock:
+            self._work.append(work)
+            self._num_queued += 1
+
     def compute(self, block_id: int, key: BlockKey, group: int = 0) -> None:
         """Queue engine work that writes the pattern of a key into a block."""
-        with self._lock:
-            self._work.append(lambda: self.fill(block_id, key, group))
-            self._num_queued += 1
+        self.queue(lambda: self.fill(block_id, key, group))
 
     def work(self, num: int | None = None) -> int:
         """Run queued engine work until a copy holds it, all unless limited; returns how much."""

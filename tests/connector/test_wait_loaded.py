@@ -1,7 +1,7 @@
 """A forward pass waits for one range of layers after the other, and for nothing else."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -206,18 +206,16 @@ class Device:
 
     def clear(self) -> None:
         """Queue what an engine does to new blocks."""
-        self._queue(lambda: self.rank.fill(BLOCKS, [block_key(bytes(32), g) for g in GROUPS]))
+        self.rank.device.queue(
+            lambda: self.rank.fill(BLOCKS, [block_key(bytes(32), g) for g in GROUPS])
+        )
 
     def compute(self, group: int) -> None:
         """Queue the layers of a range: they read its blocks."""
         rows = [row for row, key in enumerate(KEYS) if group_of(key) == group]
         holds = self.rank.holds
-        self._queue(lambda: self.read.append([holds(BLOCKS[r], KEYS[r]) for r in rows]))
-
-    def _queue(self, work: Callable[[], None]) -> None:
-        with self.rank.device._lock:
-            self.rank.device._work.append(work)
-            self.rank.device._num_queued += 1
+        work = lambda: self.read.append([holds(BLOCKS[r], KEYS[r]) for r in rows])  # noqa: E731
+        self.rank.device.queue(work)
 
     def end(self) -> set[int]:
         """End the step while the device runs; returns the blocks that did not come."""
@@ -286,6 +284,19 @@ def test_a_range_is_held_by_its_own_copies_only(device):
     device.rank.device.work()
     assert device.read == [[True, True]]
     assert device.rank.device.num_copies(Direction.SCATTER) == 2
+    assert device.end() == set()
+
+
+def test_each_batch_holds_the_device_once(device, monkeypatch):
+    """It is a call of the driver, between two layers."""
+    held = []
+    hold_engine = device.rank.device.hold_engine
+    monkeypatch.setattr(
+        device.rank.device, "hold_engine", lambda ticket: held.append(ticket) or hold_engine(ticket)
+    )
+    device.begin()
+    device.worker.load_in_step()
+    assert len(held) == len(set(held)) == NUM_RANGES
     assert device.end() == set()
 
 

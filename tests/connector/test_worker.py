@@ -12,6 +12,7 @@ import pytest
 
 from kvtiers.connector import worker as worker_module
 from kvtiers.connector.worker import WorkerConnector
+from kvtiers.data.copier import Direction
 from kvtiers.data.copier_host import HostCopier
 from kvtiers.data.executor_thread import ExecutorThread
 from kvtiers.data.memory_store import MemoryStore
@@ -30,6 +31,7 @@ from kvtiers.model.messages import (
     int64s,
 )
 from kvtiers.model.outcome import Outcome
+from kvtiers.testing.fake_device import FakeDevice
 from kvtiers.testing.fake_rank import FINGERPRINT, FakeRank, keys_of
 from kvtiers.testing.faults import FaultyStore, HeldStore
 
@@ -124,6 +126,14 @@ def copy_all(worker: Worker) -> None:
         worker.rank.device.step()
 
 
+def copy_three(device: FakeDevice) -> None:
+    """Copy two pieces that run and what was put behind them, once all of these are queued."""
+    while device.num_copies(Direction.GATHER) < 3:
+        time.sleep(0.0005)
+    for _ in range(3):
+        device.step()
+
+
 def held(slab: Slab):
     return {"m": HeldStore(MemoryStore(slab, 2**24))}
 
@@ -187,8 +197,10 @@ def test_step_is_held_up_by_what_it_overwrites_not_by_the_rest_of_the_offload(ma
     while not rank.device.step():
         time.sleep(0.0005)
     worker.step(lambda: rank.fill([0], [A]), fences={order.job_id: int64s([0])})
-    threading.Timer(0.05, lambda: [rank.device.step() for _ in range(3)]).start()
+    wanted = threading.Thread(target=copy_three, args=(rank.device,))
+    wanted.start()
     worker.step(lambda: rank.fill([7], [B]), fences={order.job_id: int64s([7])})
+    wanted.join()
     assert worker.outcomes(order) == {}, "not all of it has been read"
     copy_all(worker)
     worker.settle()

@@ -93,6 +93,7 @@ class FakeCuda:
         self.engine = self.Stream()
         self._current = self.engine
         self.fail_after: int | None = None  # operators until the device refuses one
+        self.capturing = False
 
     def Stream(self, device: object = None) -> FakeStream:  # noqa: N802
         self.streams.append(FakeStream(self))
@@ -107,6 +108,9 @@ class FakeCuda:
 
     def current_stream(self, device: object) -> FakeStream:
         return self._current
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
 
     @contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:

@@ -137,6 +137,17 @@ def test_the_engine_reads_what_a_scatter_brings_where_it_is_held(bench: Bench) -
         bench.copier.hold_engine(Ticket(ticket + 1))
 
 
+def test_a_stream_that_is_captured_cannot_be_held(bench: Bench) -> None:
+    """A graph cannot wait for what is outside of it; to try ends the capture."""
+    ticket = bench.submit(SCATTER, [2], [4])
+    bench.cuda.capturing = True
+    assert bench.copier.hold_engine(ticket) is False
+    assert bench.cuda.engine.idle
+    bench.cuda.capturing = False
+    assert bench.copier.hold_engine(ticket) is True
+    assert not bench.cuda.engine.idle
+
+
 def test_work_behind_the_marker_is_not_waited_for(bench: Bench) -> None:
     marker = bench.copier.mark()
     bench.engine(lambda: None)

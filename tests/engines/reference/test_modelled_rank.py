@@ -12,7 +12,7 @@ from kvtiers.engines.reference.modelled_rank import ModelledRank
 from kvtiers.engines.reference.requests import NewRequest
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import parse_mapping
-from kvtiers.model.keys import BlockKey, pack_keys
+from kvtiers.model.keys import block_key, pack_keys
 from kvtiers.model.messages import (
     NO_SLOT,
     JobId,
@@ -48,7 +48,7 @@ def load_of(job, kind, slots, *, stored, deadline=100.0):
         job_id=JobId(job),
         epoch=0,
         kind=kind,
-        keys=pack_keys(BlockKey(bytes([job]) + bytes(14) + bytes([i])) for i in range(num)),
+        keys=pack_keys(block_key(bytes([job, i]) + bytes(30), 0) for i in range(num)),
         block_ids=int64s(list(range(num))),
         slots=int64s(list(slots)),
         sources=np.full(num, stored, np.uint8),
