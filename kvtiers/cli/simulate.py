@@ -138,18 +138,21 @@ def _run(plans: Sequence[ReplayPlan], quiet: bool) -> list[Replay]:
 
 @contextmanager
 def progress(what: str, quiet: bool) -> Iterator[Progress]:
-    """Show a bar on standard error while a replay runs.
+    """Show a bar on standard error while a replay runs."""
+    with errors_only(), progress_bar(24, quiet=quiet) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda ended, num: bar.update(task, completed=ended, total=num)
 
-    What the control plane would warn an operator of, such as a store that is switched off, stands
-    in the report instead.
-    """
+
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """Log errors only: what the control plane would warn an operator of, such as a store that is
+    switched off, stands in the report instead."""
     logger = logging.getLogger("kvtiers")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with progress_bar(24, quiet=quiet) as bar:
-            task = bar.add_task(what, total=None)
-            yield lambda ended, num: bar.update(task, completed=ended, total=num)
+        yield
     finally:
         logger.setLevel(level)
 

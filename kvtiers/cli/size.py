@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,13 +20,16 @@ from kvtiers.cli.output import (
     input_errors,
     show_table,
 )
-from kvtiers.cli.simulate import progress
+from kvtiers.cli.progress import progress_bar
+from kvtiers.cli.simulate import errors_only
+from kvtiers.cli.terminable import terminable
 from kvtiers.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvtiers.simulate.sizing import Sizing, SizingPlan
 
 _MOST_PRICE: Final = 1e12
+_BAR_WIDTH: Final = 44  # the longest name of a replay
 _POLICIES: Final = ("lru", "arc", "s3-fifo", "w-tinylfu", "cost")  # adaptive follows the best
 
 NOT_MET: Final = 1
@@ -59,6 +63,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     preemption: options.PreemptionOption = "cost",
     medium: options.MediumOption = None,
     max_seconds: options.MaxSecondsOption = 600.0,
+    jobs: options.JobsOption = None,
     write_config: options.WriteConfigOption = None,
     output: options.OutputOption = None,
     as_json: JsonOption = False,
@@ -88,6 +93,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
             warmup=warmup,
             num_engines=replicas,
             max_seconds=max_seconds,
+            num_jobs=jobs or len(os.sched_getaffinity(0)),
         )
         sizing = _run(plan, as_json)
         _write(sizing, output, write_config)
@@ -122,15 +128,23 @@ def _prices(texts: Any) -> Any:
 
 
 def _run(plan: SizingPlan, quiet: bool) -> Sizing:
-    from contextlib import ExitStack
-
     from kvtiers.simulate.sizing_run import size_tiers
 
-    with ExitStack() as stack:
+    with terminable(), errors_only(), progress_bar(_BAR_WIDTH, quiet=quiet) as bar:
 
         def told(what: str) -> Any:
-            stack.close()
-            return stack.enter_context(progress(what, quiet))
+            task = bar.add_task(what, total=None)
+
+            def follow(ended: int, num: int) -> None:
+                bar.update(task, completed=ended, total=num)
+                if (
+                    ended == num and not quiet
+                ):  # one line stays of what is over; bars are for what runs
+                    seconds = bar.tasks[task].elapsed or 0.0
+                    bar.update(task, visible=False)
+                    bar.console.print(f"{what:<{_BAR_WIDTH}} {num:,} in {seconds:,.0f} s")
+
+            return follow
 
         return size_tiers(plan, told)
 

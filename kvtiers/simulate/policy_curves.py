@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,18 +24,13 @@ class PolicyCurve:
     rates: tuple[float, ...]
 
 
-def policy_curves(
-    trace: Trace,
-    policies: Sequence[str],
-    tokens: Sequence[float],
-    deadline: float,
-    told: Callable[[int, int], None],
-) -> list[PolicyCurve]:
-    """Play every rule at every capacity; those that were not reached by the deadline are left out.
+def policy_curve(
+    trace: Trace, policy: str, tokens: Sequence[float], told: Callable[[int, int], None]
+) -> PolicyCurve:
+    """Play a rule at every capacity.
 
     Args:
-        tokens: capacities, ascending. deadline: of `time.monotonic`.
-        told: follows how many were played, of how many.
+        tokens: capacities, ascending. told: follows how many were played, of how many.
     """
     keys: dict[int, BlockKey] = {}
     prompts = []
@@ -45,21 +39,14 @@ def policy_curves(
         for block_id in ids:
             if block_id not in keys:
                 keys[block_id] = block_key(_spread(block_id), 0)
-        prompts.append((request.num_prompt_tokens, [keys[block_id] for block_id in ids]))
-    curves: list[PolicyCurve] = []
-    num, every = 0, len(policies) * len(tokens)
-    for policy in policies:
-        rates = []
-        for capacity in tokens:
-            if time.monotonic() > deadline:
-                return curves
-            num_blocks = max(1, int(capacity // trace.block_size))
-            hits = tier_hits([blocks for _, blocks in prompts], policy, num_blocks)
-            rates.append(_rate(trace, hits))
-            num += 1
-            told(num, every)
-        curves.append(PolicyCurve(policy, tuple(tokens), tuple(rates)))
-    return curves
+        prompts.append([keys[block_id] for block_id in ids])
+    rates = []
+    for capacity in tokens:
+        told(len(rates), len(tokens))
+        num_blocks = max(1, int(capacity // trace.block_size))
+        rates.append(_rate(trace, tier_hits(prompts, policy, num_blocks)))
+    told(len(rates), len(tokens))
+    return PolicyCurve(policy, tuple(tokens), tuple(rates))
 
 
 def tier_hits(prompts: Sequence[Sequence[BlockKey]], policy: str, num_blocks: int) -> Iterator[int]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -45,11 +46,13 @@ class Terminal:
         os.close(self._reader)
 
 
-def ended(*args: str, when: bytes) -> tuple[int, bytes, bytes]:
-    """Run a verb, and interrupt it a while after it has shown this."""
+def ended(*args: str, when: bytes, by: int = signal.SIGINT) -> tuple[int, bytes, bytes]:
+    """Run a verb, and interrupt it and its children a while after it has shown this."""
     command = [sys.executable, "-m", "kvtiers", *args, *ENGINE, *LONG]
-    terminal = Terminal()
-    with subprocess.Popen(command, stderr=terminal.writer, stdout=subprocess.PIPE) as process:
+    terminal, pipe = Terminal(), subprocess.PIPE
+    with subprocess.Popen(
+        command, stderr=terminal.writer, stdout=pipe, start_new_session=True
+    ) as process:
         try:
             deadline = time.monotonic() + 120
             while when not in terminal.said:
@@ -57,8 +60,16 @@ def ended(*args: str, when: bytes) -> tuple[int, bytes, bytes]:
                 assert process.poll() is None, terminal.said
                 time.sleep(0.02)
             time.sleep(1.0)
-            process.send_signal(signal.SIGINT)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            if by == signal.SIGINT:
+                os.killpg(process.pid, by)  # as a terminal does
+            else:
+                process.send_signal(by)
             out, _ = process.communicate(timeout=60)
+            deadline = time.monotonic() + 20
+            while any(Path("/proc", child).exists() for child in children):
+                assert time.monotonic() < deadline, "a process was left behind"
+                time.sleep(0.05)
         finally:
             process.kill()
     terminal.close()
@@ -83,8 +94,17 @@ def test_a_replay_that_is_interrupted_tells_what_was_served(tmp_path):
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_search_that_is_interrupted_tells_what_was_found():
-    code, out, said = ended("size", "--replicas", "1", "--goal", "hit-rate=0.5", when=b"/20000")
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_search_that_is_interrupted_tells_what_was_found(jobs):
+    args = ("size", "--replicas", "1", "--goal", "hit-rate=0.5", "--jobs", jobs)
+    code, out, said = ended(*args, when=b"/20000")
     assert code == 130
     assert b"Traceback" not in said
     assert b"It was interrupted before all sizes were compared" in out.replace(b"\n", b" ")
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+def test_a_search_that_is_ended_leaves_no_process(by, code):
+    args = ("size", "--replicas", "1", "--goal", "hit-rate=0.5", "--jobs", "2")
+    assert ended(*args, when=b"/20000", by=by)[0] == code

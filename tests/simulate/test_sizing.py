@@ -170,6 +170,28 @@ def test_an_interrupt_answers_with_what_was_found():
     assert "It was interrupted" in " ".join(sentences(found))
 
 
+def facts(sizing):
+    """What was found, but for how long it took."""
+    plain = sizing.to_plain()
+    for trial in plain["trials"]:
+        del trial["replay"]["cpu_seconds"]
+    return plain
+
+
+def test_one_process_and_some_give_the_same_answer():
+    more = {
+        "arrivals": ArrivalPlan(speed=20.0),
+        "num_engines": None,
+        "kv_dtypes": ("bf16", "fp8"),
+        "policies": ("lru", "s3-fifo"),
+    }
+    alone, *others = (size("ttft-p90=0.9x", num_jobs=num, **more) for num in (1, 2, 3))
+    assert alone.num_engines > 1
+    assert len(alone.trials) > 4
+    for other in others:
+        assert facts(other) == facts(alone)
+
+
 def test_report_files_are_written(halved, tmp_path):
     written, _ = write_sizing(halved, tmp_path, "size")
     assert {path.name for path in written} >= {"size.json", "size.html"}
