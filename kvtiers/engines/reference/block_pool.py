@@ -26,6 +26,7 @@ class BlockPool:
         self._held: set[int] = set()
         self._more_refs: dict[int, int] = {}  # of held blocks: holders beside the first
         self._free = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self.num_taken = 0  # blocks that were handed out so far
         self._runs: dict[bytes, Sequence[int]] = {}  # hash -> its blocks
         self._hash_of: dict[int, bytes] = {}  # each block of a run that is cached
 
@@ -77,6 +78,7 @@ class BlockPool:
         pop, hash_of = self._free.popitem, self._hash_of
         taken = [block_id for block_id, _ in map(pop, repeat(False, num))]  # the longest free
         self._held.update(taken)
+        self.num_taken += num
         for block_hash in set(map(hash_of.get, taken)):
             if block_hash is not None:
                 self._forget(block_hash)

@@ -55,10 +55,10 @@ class Engine:
         scheduler = self.scheduler
         return Gauges(
             kv_use=self.pool.use,
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.queue) - scheduler.num_swapped,
             num_running=len(scheduler.running),
             num_loading=sum(bool(request.loading) for request in scheduler.running),
-            num_swapped=len(scheduler.swapped),
+            num_swapped=scheduler.num_swapped,
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
         )
@@ -87,7 +87,7 @@ class Engine:
         first = TokenSequence.of(request, self.settings.hash_tokens)
         mine = Request(request, [first])
         self._requests[request.request_id] = mine
-        self.scheduler.waiting.append(mine)
+        self.scheduler.queue.append(mine)
         num_local = len(self.scheduler.local_blocks(first)) * self.settings.block_size
         self._tiers.arrived(first, num_local)
 
@@ -112,7 +112,7 @@ class Engine:
                 long as it takes to make progress.
         """
         started = self.now
-        schedule = self.scheduler.schedule(started)
+        schedule = self.scheduler.schedule()
         for request in (*schedule.resumed, *schedule.admitted):
             self._note_admission(request, started)
         known = self._outputs.will_compute(schedule)

@@ -141,8 +141,8 @@ class EngineMachine(RuleBasedStateMachine):
         scheduler = self.engine.scheduler
         places = {
             State.RUNNING: scheduler.running,
-            State.WAITING: list(scheduler.waiting),
-            State.SWAPPED: list(scheduler.swapped),
+            State.WAITING: [it for it in scheduler.queue if it.state is not State.SWAPPED],
+            State.SWAPPED: [it for it in scheduler.queue if it.state is State.SWAPPED],
         }
         where = Counter(r.request_id for requests in places.values() for r in requests)
         assert set(where.values()) <= {1}
