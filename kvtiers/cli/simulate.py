@@ -173,9 +173,11 @@ def show(replays: Sequence[Replay]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from kvtiers.simulate.report import notes, rows
+    from kvtiers.simulate.report import notes, rows, summary
 
-    first = replays[0]
+    first, console = replays[0], Console(markup=False)
+    for text in summary(replays):
+        console.print(text, markup=False)
     table = Table(
         title=f"{first.title}: {first.num_requests:,} requests in {first.seconds:,.0f} s, on paper"
         + ("" if all(replay.complete for replay in replays) else ", PARTIAL"),
@@ -194,7 +196,6 @@ def show(replays: Sequence[Replay]) -> None:
             cells += [cell, change]
         table.add_row(row.name, *cells)
     show_table(table)
-    console = Console(markup=False)
     for replay in replays:
         for text in notes(replay):
             said = f"{replay.label}: {text}" if len(replays) > 1 else text

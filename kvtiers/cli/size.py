@@ -178,13 +178,8 @@ def _show(sizing: Sizing) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from kvtiers.simulate.sizing_words import (
-        HEADER,
-        curve_rows,
-        dtype_rows,
-        sentences,
-        trial_rows,
-    )
+    from kvtiers.simulate.sizing_answer import headline
+    from kvtiers.simulate.sizing_words import HEADER, curve_rows, details, dtype_rows, trial_rows
 
     def shown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
         table = Table(title=title, box=box.SIMPLE_HEAVY)
@@ -194,13 +189,15 @@ def _show(sizing: Sizing) -> None:
             table.add_row(*row)
         show_table(table)
 
-    title = sizing.plan.machine.title
-    shown(f"{title}: what was replayed", HEADER, trial_rows(sizing), 3)
-    curve, dtypes = curve_rows(sizing), dtype_rows(sizing)
-    shown("What larger tiers hit, and what twice the size adds", curve[0], curve[1:], 1)
-    shown("What the data type of the KV cache changes", dtypes[0], dtypes[1:], 1)
     console = Console(markup=False)
-    for text in sentences(sizing):
+    for text in headline(sizing):
+        console.print(text, markup=False)
+    console.print()
+    curve, dtypes = curve_rows(sizing), dtype_rows(sizing)
+    shown("What the data type of the KV cache changes", dtypes[0], dtypes[1:], 1)
+    shown("What was replayed", HEADER, trial_rows(sizing), 3)
+    shown("What larger tiers hit, and what twice the size adds", curve[0], curve[1:], 1)
+    for text in details(sizing):
         console.print(text, markup=False)
     if sizing.yaml is not None:
         met = sizing.plan.kv_dtypes[0] in sizing.chosen

@@ -13,9 +13,10 @@ from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.replay import ReplayPlan, replay
 from kvtiers.simulate.sizes import Size, candidates, frame_nbytes_per_token
 from kvtiers.simulate.sizing import SizingPlan
+from kvtiers.simulate.sizing_answer import headline, sentences
 from kvtiers.simulate.sizing_report import write_sizing
 from kvtiers.simulate.sizing_run import size_tiers
-from kvtiers.simulate.sizing_words import curve_rows, dtype_rows, sentences
+from kvtiers.simulate.sizing_words import curve_rows, dtype_rows
 from kvtiers.simulate.trace import Trace
 
 GIB = 2**30
@@ -54,9 +55,27 @@ def test_the_yaml_is_the_chosen_size(halved):
 
 def test_the_answer_names_sizes_knee_limit_and_what_fp8_changes(halved):
     text = " ".join(sentences(halved))
-    for word in ("Goal: p90 TTFT", "Cheapest found: DRAM", "What binds:", "Knee of the hit curve"):
+    for word in (
+        "Goal: p90 TTFT",
+        "bf16: cheapest found: DRAM",
+        "fp8: cheapest found: DRAM",
+        "What binds:",
+        "Knee of the hit curve",
+    ):
         assert word in text
     assert "larger tiers are taken never to do worse" in text
+
+
+def test_the_answer_for_each_data_type_is_in_the_first_lines(halved):
+    about, goal, bf16, fp8, binds = headline(halved)
+    assert "100 requests of documents" in about
+    before = halved.trials[0].replay.ttft.p90
+    assert goal.endswith(f"{0.7 * before:.2f} s of {before:.2f} s.")
+    for text, dtype in ((bf16, "bf16"), (fp8, "fp8")):
+        chosen = halved.chosen[dtype]
+        assert text.startswith(f"{dtype}: cheapest found: {chosen.size}, p90 TTFT ")
+        assert f"({chosen.replay.ttft.p90 / before:.2f} times" in text
+    assert binds.startswith("What binds: ")
 
 
 def test_data_types_stand_side_by_side(halved):
@@ -121,7 +140,7 @@ def test_a_goal_that_no_size_meets_gets_the_cheapest_that_brings_most_of_it():
     assert bare - nearest >= 0.9 * (bare - ceiling)
     assert found.nearest["bf16"].cost < found.trials[1].cost
     text = " ".join(sentences(found))
-    assert "No size meets it. The cheapest that brings nine tenths" in text
+    assert "no size meets the goal. The cheapest that brings nine tenths" in text
     assert found.to_plain()["goal_met"] is False
 
 
