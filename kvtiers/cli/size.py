@@ -137,11 +137,11 @@ def _run(plan: SizingPlan, quiet: bool) -> Sizing:
 
             def follow(ended: int, num: int) -> None:
                 bar.update(task, completed=ended, total=num)
-                if (
-                    ended == num and not quiet
-                ):  # one line stays of what is over; bars are for what runs
-                    seconds = bar.tasks[task].elapsed or 0.0
-                    bar.update(task, visible=False)
+                if ended < num or not bar.tasks[task].visible:
+                    return
+                seconds = bar.tasks[task].elapsed or 0.0
+                bar.update(task, visible=False)  # bars are for what runs; a line stays of the rest
+                if num and not quiet:
                     bar.console.print(f"{what:<{_BAR_WIDTH}} {num:,} in {seconds:,.0f} s")
 
             return follow

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final, Protocol
@@ -20,7 +20,7 @@ _TELL_SECONDS: Final = 0.1  # between two words on the progress of a job in anot
 _LONGEST_WAIT_SECONDS: Final = 1.0
 
 Told = Callable[[str], Progress]
-"""Makes what follows the progress of one job, given what it is."""
+"""Makes what follows the progress of one job, given what it is; told (0, 0) if it is given up."""
 
 
 class Job(Hashable, Protocol):
@@ -93,9 +93,7 @@ class ReplayPool:
                     return None
                 self._play_here(wanted[0])
                 continue
-            self._begin_what_fits([*wanted, *likely])
-            running = {worker.job for worker in self._workers}
-            if not running.intersection(wanted):
+            if not self._begin_what_fits(wanted, likely):
                 return None
             self._listen()
 
@@ -126,19 +124,39 @@ class ReplayPool:
     def _note(self, job: Job, seconds: float) -> None:
         self._longest[job.kind] = max(self._longest.get(job.kind, 0.0), seconds)
 
-    def _begin_what_fits(self, jobs: Sequence[Job]) -> None:
-        for job in dict.fromkeys(jobs):
-            if job in self._done or any(worker.job == job for worker in self._workers):
+    def _begin_what_fits(self, wanted: Sequence[Job], likely: Sequence[Job]) -> bool:
+        """Begin as many as there are processes; returns whether one that is wanted runs, or will
+        as soon as another one ends."""
+        jobs = dict.fromkeys([*wanted, *likely])
+        comes = False
+        for job in jobs:
+            runs = any(worker.job == job for worker in self._workers)
+            if job in self._done or (not runs and not self._may_begin(job)):
                 continue
-            idle = next((worker for worker in self._workers if worker.job is None), None)
-            if idle is None and len(self._workers) == self._num_jobs:
-                return
-            if not self._may_begin(job):
-                continue
-            if idle is None:
-                idle = _Worker(self._shares.trace)
-                self._workers.append(idle)
-            idle.begin(job, self._told(job.what))
+            comes |= job in wanted
+            if not runs:
+                worker = self._free_worker(jobs)
+                if worker is None:
+                    break
+                worker.begin(job, self._told(job.what))
+        return comes
+
+    def _free_worker(self, jobs: Container[Job]) -> _Worker | None:
+        """Return a process without a job; None: all are at one of these.
+
+        What is of no use any more is given up for one that is.
+        """
+        for worker in self._workers:
+            if worker.job is None:
+                return worker
+        useless = next((worker for worker in self._workers if worker.job not in jobs), None)
+        if useless is not None:
+            self._workers.remove(useless)
+            useless.end()
+        elif len(self._workers) == self._num_jobs:
+            return None
+        self._workers.append(_Worker(self._shares.trace))
+        return self._workers[-1]
 
     def _listen(self) -> None:
         """Take in what the processes have to say."""
@@ -197,7 +215,9 @@ class _Worker:
         return word, value
 
     def end(self) -> None:
-        """End it."""
+        """End it, and give up what it is at."""
+        if self.job is not None:
+            self.told(0, 0)
         self._process.kill()
         self._process.join()
         self.connection.close()

@@ -83,6 +83,29 @@ def test_idle_cores_play_what_is_likely(make):
     assert len(pids) == 2
 
 
+def test_what_is_likely_makes_room_for_what_is_wanted(make):
+    pool = make(2)
+    assert pool.result(Work("a"), [Work("b", "sleep")])[0] == "a"
+    assert pool.result(Work("c"), [Work("b", "sleep"), Work("d", "sleep")])[0] == "c"
+    assert pool.first([Work("e"), Work("f")]) in {
+        Work("e"),
+        Work("f"),
+    }  # what sleeps is of no use any more
+    assert [pool.result(Work(name))[0] for name in "ef"] == ["e", "f"]
+
+
+def test_what_is_given_up_is_told(make):
+    seen = []
+
+    def told(what):
+        return lambda ended, num: seen.append((what, ended, num))
+
+    pool = make(2, told=told)
+    pool.result(Work("a"), [Work("b", "sleep")])
+    pool.close()
+    assert seen[-1] == ("work b", 0, 0)
+
+
 def test_progress_is_told(make, num_jobs):
     seen = []
 
