@@ -131,8 +131,9 @@ class DtypeSearch:
         if frontier.best is None:
             return
         self._frontier = frontier
-        while (size := frontier.next()) is not None:
-            frontier.told(size, self._note(_BETWEEN, size, (yield _BETWEEN, size)))
+        while (following := frontier.next()) is not None:
+            found = yield _BETWEEN, following
+            frontier.told(following, self._note(_BETWEEN, following, found))
 
     def _spend(self) -> _Steps:
         """Replay the largest sizes that the money buys."""

@@ -40,7 +40,7 @@ def policy_curve(
             if block_id not in keys:
                 keys[block_id] = block_key(_spread(block_id), 0)
         prompts.append([keys[block_id] for block_id in ids])
-    rates = []
+    rates: list[float] = []
     for capacity in tokens:
         told(len(rates), len(tokens))
         num_blocks = max(1, int(capacity // trace.block_size))

@@ -192,7 +192,7 @@ def test_reports_that_cannot_be_written_are_refused_before_the_work(monkeypatch,
         raise AssertionError("it was replayed first")
 
     monkeypatch.setattr("kvtiers.simulate.replay.replay", never)
-    monkeypatch.setattr("kvtiers.simulate.sizing_run.replay", never)
+    monkeypatch.setattr("kvtiers.simulate.sizing_run.ReplayPool", never)
     args = (verb, *ENGINE, "--trace", trace)
     refused(*args, "--output", trace, says=f"{trace}: cannot write there: File exists")
     option = "--write-config" if verb == "size" else "--write-trace"
