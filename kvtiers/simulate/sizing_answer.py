@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvtiers.simulate.goal import GoalKind
 from kvtiers.simulate.sizing import Sizing, Trial
 from kvtiers.simulate.sizing_words import details, seconds_text
+
+_NEARLY_ALL: Final = 0.98  # of the hits of the largest tiers, beyond which these are of no use
 
 
 def headline(sizing: Sizing) -> list[str]:
@@ -65,7 +69,13 @@ def _no_answer(sizing: Sizing, dtype: str) -> str:
     mine = [trial for trial in sizing.trials if trial.kv_dtype == dtype]
     if len(mine) < 2:
         return "not known: it was stopped before the largest tiers were replayed."
-    now, best = (seconds_text(trial.replay.ttft.p90) for trial in mine[:2])
+    bare, ceiling = (trial.replay for trial in mine[:2])
+    if bare.tokens.hit_rate >= _NEARLY_ALL * ceiling.tokens.hit_rate:
+        return (
+            f"tiers bring nothing here: HBM alone hits {bare.tokens.hit_rate:.1%}, the largest "
+            f"tiers {ceiling.tokens.hit_rate:.1%}; p90 TTFT stays {seconds_text(bare.ttft.p90)}."
+        )
+    now, best = seconds_text(bare.ttft.p90), seconds_text(ceiling.ttft.p90)
     return f"no size meets the goal: the largest tiers change p90 TTFT from {now} to {best}."
 
 

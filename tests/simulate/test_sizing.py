@@ -264,6 +264,7 @@ def test_a_trace_without_any_reuse_is_sized_too():
     found = size(trace=Trace("lonely", 512, lonely))
     assert found.chosen == {}
     assert found.infinite_hit_rate == 0.0
+    assert headline(found)[2].startswith("bf16: tiers bring nothing here: HBM alone hits 0.0%")
 
 
 def test_candidates_begin_with_none_and_end_with_all_in_dram():
