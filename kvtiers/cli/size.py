@@ -80,10 +80,9 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
         from kvtiers.simulate.sizing import SizingPlan
 
         check_outputs(output, write_config)
-        found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
         engine = options.engine_values(device, knobs)
         plan = SizingPlan(
-            trace=found,
+            trace=options.read_trace(trace, (generate, rate, seed), requests, trace_block),
             machine=options.machine_plan(engine, medium or (), preemption),
             goal=Goal.parse(goal),
             prices=_prices(price or ()),
@@ -95,8 +94,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
             max_seconds=max_seconds,
             num_jobs=jobs or len(os.sched_getaffinity(0)),
         )
-        sizing = _run(plan, as_json)
-        _write(sizing, output, write_config)
+        sizing = _run(plan, as_json, output, write_config)
     _tell(sizing, as_json)
 
 
@@ -127,7 +125,8 @@ def _prices(texts: Any) -> Any:
     return Prices(**values)
 
 
-def _run(plan: SizingPlan, quiet: bool) -> Sizing:
+def _run(plan: SizingPlan, quiet: bool, output: Path | None, write_config: Path | None) -> Sizing:
+    """Search, and write what is to be kept."""
     from kvtiers.simulate.sizing_run import size_tiers
 
     with terminable(), errors_only(), progress_bar(_BAR_WIDTH, quiet=quiet) as bar:
@@ -146,7 +145,9 @@ def _run(plan: SizingPlan, quiet: bool) -> Sizing:
 
             return follow
 
-        return size_tiers(plan, told)
+        sizing = size_tiers(plan, told)
+    _write(sizing, output, write_config)
+    return sizing
 
 
 def _write(sizing: Sizing, output: Path | None, write_config: Path | None) -> None:
