@@ -81,9 +81,10 @@ def _show(result: CapacityResult) -> None:
     for pool in result.pools:
         numbers = (pool.nbytes_per_token, pool.num_blocks, pool.num_tokens, pool.num_seqs)
         pools.add_row(pool.kv_dtype, *(f"{number:,}" for number in numbers), pool.limit.value)
+    console = Console(markup=False)
+    console.print(result.summary + "\n", markup=False)
     show_table(memory)
     show_table(pools)
-    console = Console(markup=False)
     beside = f" beside {plan.num_decodes} decodes" if plan.num_decodes else ""
     console.print(
         f"A prompt of {plan.prompt_tokens:,} tokens takes {len(result.chunks)} steps{beside}: "

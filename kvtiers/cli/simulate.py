@@ -138,18 +138,21 @@ def _run(plans: Sequence[ReplayPlan], quiet: bool) -> list[Replay]:
 
 @contextmanager
 def progress(what: str, quiet: bool) -> Iterator[Progress]:
-    """Show a bar on standard error while a replay runs.
+    """Show a bar on standard error while a replay runs."""
+    with errors_only(), progress_bar(24, quiet=quiet) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda ended, num: bar.update(task, completed=ended, total=num)
 
-    What the control plane would warn an operator of, such as a store that is switched off, stands
-    in the report instead.
-    """
+
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """Log errors only: what the control plane would warn an operator of, such as a store that is
+    switched off, stands in the report instead."""
     logger = logging.getLogger("kvtiers")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with progress_bar(24, quiet=quiet) as bar:
-            task = bar.add_task(what, total=None)
-            yield lambda ended, num: bar.update(task, completed=ended, total=num)
+        yield
     finally:
         logger.setLevel(level)
 
@@ -170,9 +173,11 @@ def show(replays: Sequence[Replay]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from kvtiers.simulate.report import notes, rows
+    from kvtiers.simulate.report import notes, rows, summary
 
-    first = replays[0]
+    first, console = replays[0], Console(markup=False)
+    for text in summary(replays):
+        console.print(text, markup=False)
     table = Table(
         title=f"{first.title}: {first.num_requests:,} requests in {first.seconds:,.0f} s, on paper"
         + ("" if all(replay.complete for replay in replays) else ", PARTIAL"),
@@ -191,7 +196,6 @@ def show(replays: Sequence[Replay]) -> None:
             cells += [cell, change]
         table.add_row(row.name, *cells)
     show_table(table)
-    console = Console(markup=False)
     for replay in replays:
         for text in notes(replay):
             said = f"{replay.label}: {text}" if len(replays) > 1 else text

@@ -135,6 +135,10 @@ PolicyOption = Annotated[
 MaxSecondsOption = Annotated[
     float, typer.Option(help="No replay begins after so many seconds of real time.")
 ]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(help="Replays at a time, each a process of about 200 MiB; one a core.", min=1),
+]
 WriteConfigOption = Annotated[
     Path | None, typer.Option(help="Write the YAML that meets the goal to this file.")
 ]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,13 +20,16 @@ from kvtiers.cli.output import (
     input_errors,
     show_table,
 )
-from kvtiers.cli.simulate import progress
+from kvtiers.cli.progress import progress_bar
+from kvtiers.cli.simulate import errors_only
+from kvtiers.cli.terminable import terminable
 from kvtiers.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvtiers.simulate.sizing import Sizing, SizingPlan
 
 _MOST_PRICE: Final = 1e12
+_BAR_WIDTH: Final = 44  # the longest name of a replay
 _POLICIES: Final = ("lru", "arc", "s3-fifo", "w-tinylfu", "cost")  # adaptive follows the best
 
 NOT_MET: Final = 1
@@ -59,6 +63,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     preemption: options.PreemptionOption = "cost",
     medium: options.MediumOption = None,
     max_seconds: options.MaxSecondsOption = 600.0,
+    jobs: options.JobsOption = None,
     write_config: options.WriteConfigOption = None,
     output: options.OutputOption = None,
     as_json: JsonOption = False,
@@ -75,10 +80,9 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
         from kvtiers.simulate.sizing import SizingPlan
 
         check_outputs(output, write_config)
-        found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
         engine = options.engine_values(device, knobs)
         plan = SizingPlan(
-            trace=found,
+            trace=options.read_trace(trace, (generate, rate, seed), requests, trace_block),
             machine=options.machine_plan(engine, medium or (), preemption),
             goal=Goal.parse(goal),
             prices=_prices(price or ()),
@@ -88,9 +92,9 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
             warmup=warmup,
             num_engines=replicas,
             max_seconds=max_seconds,
+            num_jobs=jobs or len(os.sched_getaffinity(0)),
         )
-        sizing = _run(plan, as_json)
-        _write(sizing, output, write_config)
+        sizing = _run(plan, as_json, output, write_config)
     _tell(sizing, as_json)
 
 
@@ -121,18 +125,29 @@ def _prices(texts: Any) -> Any:
     return Prices(**values)
 
 
-def _run(plan: SizingPlan, quiet: bool) -> Sizing:
-    from contextlib import ExitStack
-
+def _run(plan: SizingPlan, quiet: bool, output: Path | None, write_config: Path | None) -> Sizing:
+    """Search, and write what is to be kept."""
     from kvtiers.simulate.sizing_run import size_tiers
 
-    with ExitStack() as stack:
+    with terminable(), errors_only(), progress_bar(_BAR_WIDTH, quiet=quiet) as bar:
 
         def told(what: str) -> Any:
-            stack.close()
-            return stack.enter_context(progress(what, quiet))
+            task = bar.add_task(what, total=None)
 
-        return size_tiers(plan, told)
+            def follow(ended: int, num: int) -> None:
+                bar.update(task, completed=ended, total=num)
+                if ended < num or not bar.tasks[task].visible:
+                    return
+                seconds = bar.tasks[task].elapsed or 0.0
+                bar.update(task, visible=False)  # bars are for what runs; a line stays of the rest
+                if num and not quiet:
+                    bar.console.print(f"{what:<{_BAR_WIDTH}} {num:,} in {seconds:,.0f} s")
+
+            return follow
+
+        sizing = size_tiers(plan, told)
+    _write(sizing, output, write_config)
+    return sizing
 
 
 def _write(sizing: Sizing, output: Path | None, write_config: Path | None) -> None:
@@ -164,13 +179,8 @@ def _show(sizing: Sizing) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from kvtiers.simulate.sizing_words import (
-        HEADER,
-        curve_rows,
-        dtype_rows,
-        sentences,
-        trial_rows,
-    )
+    from kvtiers.simulate.sizing_answer import headline
+    from kvtiers.simulate.sizing_words import HEADER, curve_rows, details, dtype_rows, trial_rows
 
     def shown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
         table = Table(title=title, box=box.SIMPLE_HEAVY)
@@ -180,13 +190,15 @@ def _show(sizing: Sizing) -> None:
             table.add_row(*row)
         show_table(table)
 
-    title = sizing.plan.machine.title
-    shown(f"{title}: what was replayed", HEADER, trial_rows(sizing), 3)
-    curve, dtypes = curve_rows(sizing), dtype_rows(sizing)
-    shown("What larger tiers hit, and what twice the size adds", curve[0], curve[1:], 1)
-    shown("What the data type of the KV cache changes", dtypes[0], dtypes[1:], 1)
     console = Console(markup=False)
-    for text in sentences(sizing):
+    for text in headline(sizing):
+        console.print(text, markup=False)
+    console.print()
+    curve, dtypes = curve_rows(sizing), dtype_rows(sizing)
+    shown("What the data type of the KV cache changes", dtypes[0], dtypes[1:], 1)
+    shown("What was replayed", HEADER, trial_rows(sizing), 3)
+    shown("What larger tiers hit, and what twice the size adds", curve[0], curve[1:], 1)
+    for text in details(sizing):
         console.print(text, markup=False)
     if sizing.yaml is not None:
         met = sizing.plan.kv_dtypes[0] in sizing.chosen

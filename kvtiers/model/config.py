@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -283,9 +284,13 @@ def _validate(document: Document, source: str) -> Config:
 
 def _read_text(path: str) -> str:
     try:
-        nbytes = Path(path).stat().st_size
-        if nbytes > MAX_FILE_NBYTES:
-            raise ConfigError(f"{path}: has {nbytes} bytes, that is no configuration")
+        found = Path(path).stat()
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+            raise ConfigError(  # to open a pipe would wait for a writer
+                f"{path}: is a pipe or a device, not a regular file; write the YAML to a file"
+            )
+        if found.st_size > MAX_FILE_NBYTES:
+            raise ConfigError(f"{path}: has {found.st_size} bytes, that is no configuration")
         return Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; write it, or correct the path") from None

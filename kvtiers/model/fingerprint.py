@@ -35,9 +35,3 @@ class Fingerprint:
                 raise TypeError(f"fact {name!r} has type {type(value).__name__}, not a scalar")
         canonical = json.dumps(dict(facts), sort_keys=True, separators=(",", ":"))
         return cls(dict(facts), blake3(canonical.encode()).digest())
-
-    def differences(self, other: Fingerprint) -> dict[str, tuple[Scalar, Scalar]]:
-        """Return the facts that two fingerprints do not share: name to (ours, theirs)."""
-        names = sorted(set(self.facts) | set(other.facts))
-        pairs = {name: (self.facts.get(name), other.facts.get(name)) for name in names}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -204,13 +204,6 @@ class Counters:
         key = (name, labels)
         return self._counters.get(key, self._gauges.get(key, 0))
 
-    def merge(self, delta: Snapshot) -> None:
-        """Take in what another `Counters` has drained; the same rules hold for each value."""
-        for (name, labels), value in delta.counters.items():
-            self.add(name, labels, value)
-        for (name, labels), value in delta.gauges.items():
-            self.set(name, labels, value)
-
     def snapshot(self) -> Snapshot:
         """Return everything since the start."""
         return Snapshot(dict(self._counters), dict(self._gauges))

@@ -73,6 +73,19 @@ class CapacityResult:
     notes: tuple[str, ...]
     assumptions: Mapping[str, Figure]
 
+    @property
+    def summary(self) -> str:
+        """The answer in a few words."""
+        held = [
+            f"{pool.num_tokens:,} tokens of KV in {pool.kv_dtype}, {pool.num_seqs:,} sequences of "
+            f"{self.plan.average_context:,} tokens"
+            for pool in self.pools
+        ]
+        return (
+            f"{self.title} holds {'; or '.join(held)}. What a trace gains from DRAM and NVMe below "
+            "it: kvtiers size."
+        )
+
     def to_plain(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return {"ok": True, **asdict(self)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kvtiers.simulate.sizes import Size
 
@@ -64,18 +64,31 @@ class Frontier:
             return hopeful[0]
         return min(largest(undecided), key=lambda size: (self.ranks[size], -self._costs[size]))
 
-    def search(self, meets: Callable[[Size], bool | None]) -> bool:
-        """Try until nothing is undecided; returns whether that was reached.
+    def ahead(self, trying: Size, most: int) -> list[Size]:
+        """Return up to so many sizes that may be next, the soonest first.
 
         Args:
-            meets: tries a size; None: there is no time left.
+            trying: what is being tried: each size is what follows if it, or one that follows it,
+                fails or meets the goal.
         """
-        while (size := self.next()) is not None:
-            met = meets(size)
-            if met is None:
-                return False
-            self.told(size, met)
-        return True
+        found: dict[Size, None] = {}
+        level = [(self._supposing({}), trying)]
+        while level and len(found) < most:
+            after = []
+            for frontier, size in level:
+                for met in (False, True):
+                    then = frontier._supposing({size: met})
+                    if (following := then.next()) is not None:
+                        found.setdefault(following)
+                        after.append((then, following))
+            level = after
+        return list(found)[:most]
+
+    def _supposing(self, more: Mapping[Size, bool]) -> Frontier:
+        """Return what would be known if these had been tried as well."""
+        other = Frontier(self._costs, self.ranks)
+        other._tried = {**self._tried, **more}
+        return other
 
     def _worst_hopeful(self) -> float:
         """Return the rank up to which sizes are expected to meet the goal."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,33 +24,22 @@ class PolicyCurve:
     rates: tuple[float, ...]
 
 
-def policy_curves(
-    trace: Trace,
-    policies: Sequence[str],
-    tokens: Sequence[float],
-    deadline: float,
-    told: Callable[[int, int], None],
-) -> list[PolicyCurve]:
-    """Play every rule at every capacity; those that were not reached by the deadline are left out.
+def policy_curve(
+    trace: Trace, policy: str, tokens: Sequence[float], told: Callable[[int, int], None]
+) -> PolicyCurve:
+    """Play a rule at every capacity.
 
     Args:
-        tokens: capacities, ascending. deadline: of `time.monotonic`.
-        told: follows how many were played, of how many.
+        tokens: capacities, ascending. told: follows how many were played, of how many.
     """
     prompts = prompt_keys(trace)
-    curves: list[PolicyCurve] = []
-    num, every = 0, len(policies) * len(tokens)
-    for policy in policies:
-        rates = []
-        for capacity in tokens:
-            if time.monotonic() > deadline:
-                return curves
-            num_blocks = max(1, int(capacity // trace.block_size))
-            rates.append(hit_rate(trace, tier_hits(prompts, policy, num_blocks)))
-            num += 1
-            told(num, every)
-        curves.append(PolicyCurve(policy, tuple(tokens), tuple(rates)))
-    return curves
+    rates: list[float] = []
+    for capacity in tokens:
+        told(len(rates), len(tokens))
+        num_blocks = max(1, int(capacity // trace.block_size))
+        rates.append(hit_rate(trace, tier_hits(prompts, policy, num_blocks)))
+    told(len(rates), len(tokens))
+    return PolicyCurve(policy, tuple(tokens), tuple(rates))
 
 
 def tier_hits(prompts: Sequence[Sequence[BlockKey]], policy: str, num_blocks: int) -> Iterator[int]:

@@ -91,6 +91,28 @@ def notes(replay: Replay) -> list[str]:
     return found
 
 
+def summary(replays: Sequence[Replay]) -> list[str]:
+    """Return one line a replay: how soon, how much, and what was not computed; each but the first
+    against the first."""
+    first = replays[0]
+    said = []
+    for replay in replays:
+        ttft, output = replay.ttft.p90, replay.output_tokens_per_second
+        text = f"{replay.label}: p90 TTFT {'-' if ttft is None else _seconds(ttft)}"
+        if replay is not first and ttft is not None and first.ttft.p90:
+            text += f" ({ttft / first.ttft.p90:.2f} times)"
+        text += (
+            f", {_count(output)} output tokens/s, hit rate {_share(replay.tokens.hit_rate)} of at "
+            f"most {_share(replay.infinite_hit_rate)}"
+        )
+        said.append(
+            text
+            + ("; it does not keep up" if replay.complete and not replay.keeps_up else "")
+            + "."
+        )
+    return said
+
+
 def plain(replays: Sequence[Replay]) -> dict[str, Any]:
     """Return plain data for JSON."""
     return {"ok": True, "replays": [replay.to_plain() for replay in replays]}

@@ -38,3 +38,17 @@ def busiest_share(trace: Trace, num_engines: int) -> Trace:
         last.update(dict.fromkeys(ids, engine))
     busiest = max(range(num_engines), key=num_tokens.__getitem__)
     return Trace(trace.name, trace.block_size, tuple(shares[busiest]))
+
+
+class Shares:
+    """The busiest engines' shares of one trace, each made once."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._made: dict[int, Trace] = {}
+
+    def of(self, num_engines: int) -> Trace:
+        """Return the share of the busiest of so many. See `busiest_share`."""
+        if num_engines not in self._made:
+            self._made[num_engines] = busiest_share(self.trace, num_engines)
+        return self._made[num_engines]

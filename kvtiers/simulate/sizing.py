@@ -28,6 +28,7 @@ class SizingPlan:
         policies: replacement rules to try, as in the configuration; the search uses the first.
         num_engines: that share the trace; None: the fewest that keep up with it without tiers.
         max_seconds: of real time: no replay begins after that.
+        num_jobs: replays at a time, each in a process of its own; 1: in this one.
     """
 
     trace: Trace
@@ -40,8 +41,11 @@ class SizingPlan:
     warmup: float = 0.0
     num_engines: int | None = 1
     max_seconds: float = 600.0
+    num_jobs: int = 1
 
     def __post_init__(self) -> None:
+        if self.num_jobs < 1:
+            raise ConfigError(f"{self.num_jobs} replays at a time; must be at least 1")
         if not self.max_seconds >= 0:
             raise ConfigError(
                 f"no replay begins after {self.max_seconds} seconds; must be at least 0"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvtiers.simulate.goal import Goal, GoalKind
 from kvtiers.simulate.replay import Replay
 from kvtiers.simulate.sizing import Trial
+from kvtiers.simulate.sizing_words import seconds_text
 
 
 def limit_in_words(
@@ -31,8 +32,7 @@ def limit_in_words(
 
 def _of_all(ceiling: Replay, infinite_hit_rate: float) -> str:
     """Return why not even the largest tiers meet the goal."""
-    ttft = "unknown" if ceiling.ttft.p90 is None else f"{ceiling.ttft.p90:,.2f} s"
-    best = f"p90 TTFT {ttft}, hit rate {ceiling.tokens.hit_rate:.1%}"
+    best = f"p90 TTFT {seconds_text(ceiling.ttft.p90)}, hit rate {ceiling.tokens.hit_rate:.1%}"
     if ceiling.tokens.hit_rate >= 0.8 * infinite_hit_rate:
         return (
             f"the trace: with all that is ever used again in DRAM it is {best}. A cache that "

@@ -9,13 +9,8 @@ from typing import Any
 from kvtiers.observe.page import NO_PICTURES, canvas, png, table, write_files
 from kvtiers.observe.page import page as whole_page
 from kvtiers.simulate.sizing import Sizing
-from kvtiers.simulate.sizing_words import (
-    HEADER,
-    curve_rows,
-    dtype_rows,
-    sentences,
-    trial_rows,
-)
+from kvtiers.simulate.sizing_answer import sentences
+from kvtiers.simulate.sizing_words import HEADER, curve_rows, dtype_rows, trial_rows
 
 
 def write_sizing(sizing: Sizing, folder: Path, name: str) -> tuple[list[Path], str | None]:

@@ -22,12 +22,10 @@ def trial_rows(sizing: Sizing) -> list[tuple[str, ...]]:
     return [_row(trial) for trial in sizing.trials]
 
 
-def sentences(sizing: Sizing) -> list[str]:
-    """Return the answer in words."""
+def details(sizing: Sizing) -> list[str]:
+    """Return who serves the trace, the knee, and why the answer is the cheapest, in words."""
     plan = sizing.plan
-    said = [*_engines(sizing), f"Goal: {plan.goal}.", _answer(sizing)]
-    said.append(f"What binds: {sizing.limit}.")
-    said += _knee(sizing)
+    said = [*_engines(sizing), *_knee(sizing)]
     for dtype, proof in sizing.proofs.items():
         said.append(_proof(dtype, proof, plan.goal.kind is GoalKind.COST))
     said += _surprises(sizing)
@@ -57,6 +55,9 @@ def dtype_rows(sizing: Sizing) -> list[tuple[str, ...]]:
     def gib(num_tokens: float) -> Callable[[str], str]:
         return lambda dtype: f"{num_tokens * sizing.nbytes_per_token[dtype] / _GIB:,.0f} GiB"
 
+    def undecided(dtype: str) -> str:
+        return str(len(sizing.proofs[dtype].undecided)) if dtype in sizing.proofs else "all"
+
     per_token = sizing.nbytes_per_token
     many = sizing.num_engines > 1
     rows = [
@@ -65,18 +66,20 @@ def dtype_rows(sizing: Sizing) -> list[tuple[str, ...]]:
         of("KV pool in HBM, tokens", lambda d: f"{sizing.pools[d].num_tokens:,}"),
         of("all that is ever used again", gib(sizing.curve.working_set_tokens)),
         of("knee of the hit curve", gib(sizing.curve.knee_tokens)),
-        of("p90 TTFT without tiers", bare(lambda t: _seconds(t.replay.ttft.p90))),
+        of("p90 TTFT without tiers", bare(lambda t: seconds_text(t.replay.ttft.p90))),
         of("output tokens/s without tiers", bare(lambda t: _count(t.replay))),
         of("hit rate without tiers", bare(lambda t: f"{t.replay.tokens.hit_rate:.1%}")),
         of("needed", chosen(lambda t: str(t.size))),
         of("the goal", chosen(lambda t: "met" if t.met else "not met")),
     ]
+    if any(proof.undecided for proof in sizing.proofs.values()):
+        rows.append(of("cheaper sizes, undecided", undecided))
     if many:
         rows.append(of(f"of {sizing.num_engines} engines", chosen(lambda t: _all(t, sizing))))
     return [
         *rows,
         of("price", chosen(lambda t: f"{t.cost:,.0f}")),
-        of("p90 TTFT with that", chosen(lambda t: _seconds(t.replay.ttft.p90))),
+        of("p90 TTFT with that", chosen(lambda t: seconds_text(t.replay.ttft.p90))),
         of("output tokens/s with that", chosen(lambda t: _count(t.replay))),
         of("hit rate with that", chosen(lambda t: f"{t.replay.tokens.hit_rate:.1%}")),
     ]
@@ -104,31 +107,6 @@ def curve_rows(sizing: Sizing) -> list[tuple[str, ...]]:
     return rows
 
 
-def _answer(sizing: Sizing) -> str:
-    plan, first = sizing.plan, sizing.plan.kv_dtypes[0]
-    answer, bare = sizing.answer(first), sizing.bare(first)
-    if answer is None:
-        if len(sizing.trials) > 1 and bare is not None:
-            now, best = _seconds(bare.replay.ttft.p90), _seconds(sizing.trials[1].replay.ttft.p90)
-            return f"No size meets it: the largest tiers change p90 TTFT from {now} to {best}."
-        return "No size that was replayed meets it."
-    each = " for each engine" if sizing.num_engines > 1 else ""
-    rule = "" if answer.policy == plan.policies[0] else f" with the rule {answer.policy}"
-    found = answer.replay
-    reached = f"p90 TTFT {_seconds(found.ttft.p90)}"
-    if bare is not None and bare.replay.ttft.p90 and found.ttft.p90:
-        times, before = found.ttft.p90 / bare.replay.ttft.p90, _seconds(bare.replay.ttft.p90)
-        reached += f", {times:.2f} of {before} without tiers"
-    reached += f"; hit rate {found.tokens.hit_rate:.1%}"
-    if first in sizing.chosen:
-        kind = "Best found" if plan.goal.kind is GoalKind.COST else "Cheapest found"
-        return f"{kind}: {answer.size}{each}{rule} ({reached})."
-    return (
-        f"No size meets it. The cheapest that brings nine tenths of what tiers can bring: "
-        f"{answer.size}{each}{rule} ({reached})."
-    )
-
-
 def _engines(sizing: Sizing) -> Iterator[str]:
     """Yield who serves the trace."""
     bare = [it for it in sizing.engines if not it.size.dram_nbytes]
@@ -137,7 +115,7 @@ def _engines(sizing: Sizing) -> Iterator[str]:
             yield (
                 f"{_number(before.num_engines)} without tiers falls behind: serving takes "
                 f"{before.load:.2f} times as long as the arrivals, p90 TTFT is "
-                f"{_seconds(before.ttft_p90)}."
+                f"{seconds_text(before.ttft_p90)}."
             )
     if sizing.num_engines > 1:
         fewest = ""
@@ -153,7 +131,7 @@ def _engines(sizing: Sizing) -> Iterator[str]:
             kept = "keep up" if less.keeps_up else "do not keep up either"
             yield (
                 f"With all that is reused in DRAM, {less.num_engines} {kept}: p90 TTFT is "
-                f"{_seconds(less.ttft_p90)}"
+                f"{seconds_text(less.ttft_p90)}"
                 + (
                     f". Tiers spare an engine: --replicas {less.num_engines} sizes for fewer."
                     if less.keeps_up
@@ -227,10 +205,10 @@ def _row(trial: Trial) -> tuple[str, ...]:
         str(trial.size),
         trial.policy,
         f"{trial.cost:,.0f}",
-        _seconds(found.ttft.p50),
-        _seconds(found.ttft.p90),
+        seconds_text(found.ttft.p50),
+        seconds_text(found.ttft.p90),
         f"{found.output_tokens_per_second:,.0f}",
-        _seconds(found.itl.p90),
+        seconds_text(found.itl.p90),
         f"{found.tokens.hit_rate:.1%}",
         "-" if written is None else f"{written / 1e12:,.1f} TB",
         "met" if trial.met else "no",
@@ -250,7 +228,8 @@ def _count(replay: Replay) -> str:
     return f"{replay.output_tokens_per_second:,.0f}"
 
 
-def _seconds(value: float | None) -> str:
+def seconds_text(value: float | None) -> str:
+    """Return a time as it is read."""
     if value is None:
         return "-"
     return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:.0f} ms"

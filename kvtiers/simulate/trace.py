@@ -265,10 +265,15 @@ def _files(path: Path) -> tuple[TraceFormat, list[Path]]:
     except OSError as error:
         fail(str(path), f"cannot be read ({error.strerror}); check path and rights")
     if path.is_dir():
-        sessions = sorted(path.glob("*.json"))
+        sessions, lines = sorted(path.glob("*.json")), sorted(path.glob("*.jsonl"))
+        if sessions and lines:
+            fail(
+                str(path),
+                f"holds {len(sessions)} *.json and {len(lines)} *.jsonl, which are not read "
+                "together; name one JSONL file, or a folder of one kind",
+            )
         if sessions:
             return TraceFormat.SESSIONS, sessions
-        lines = sorted(path.glob("*.jsonl"))
         if len(lines) == 1:
             return TraceFormat.CONVERSATION, lines
         found = f"{len(lines)} JSONL files; name one of them" if lines else "no *.json or *.jsonl"

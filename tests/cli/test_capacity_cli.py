@@ -12,6 +12,7 @@ def run(*args: str):
 def test_capacity_says_what_fits_and_what_binds():
     result = run("--model", "llama-3.1-8b", "--hardware", "h100", "--max-model-len", "131072")
     assert result.exit_code == 0
+    assert result.stdout.startswith("llama-3.1-8b on H100 SXM holds 399,232 tokens of KV in bf16")
     for word in ("H100 SXM", "131,072", "fp8", "65,536", "KV pool", "KV binds", "4 steps"):
         assert word in result.stdout
 

@@ -131,6 +131,8 @@ def test_what_cannot_be_read_twice_or_at_all_is_refused(tmp_path):
     os.mkfifo(pipe)
     loop.symlink_to(loop)
     refused("simulate", *ENGINE, "--trace", str(pipe), says="pipe.jsonl: is a pipe or a device")
+    config = ("--generate", "chat", "--config", str(pipe))
+    refused("simulate", *ENGINE, *config, says="pipe.jsonl: is a pipe or a device, not a regular")
     refused("simulate", *ENGINE, "--trace", str(loop), says="symbolic links); check path")
     refused("simulate", *ENGINE, "--trace", "a" * 5000, says="File name too long")
 
@@ -190,7 +192,7 @@ def test_reports_that_cannot_be_written_are_refused_before_the_work(monkeypatch,
         raise AssertionError("it was replayed first")
 
     monkeypatch.setattr("kvtiers.simulate.replay.replay", never)
-    monkeypatch.setattr("kvtiers.simulate.sizing_run.replay", never)
+    monkeypatch.setattr("kvtiers.simulate.sizing_run.ReplayPool", never)
     args = (verb, *ENGINE, "--trace", trace)
     refused(*args, "--output", trace, says=f"{trace}: cannot write there: File exists")
     option = "--write-config" if verb == "size" else "--write-trace"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -46,19 +47,29 @@ class Terminal:
         os.close(self._reader)
 
 
-def ended(*args: str) -> tuple[int, bytes, bytes]:
-    """Run a verb, and interrupt it once it has shown that requests were served."""
+def ended(*args: str, by: int = signal.SIGINT) -> tuple[int, bytes, bytes]:
+    """Run a verb, and interrupt it and its children once it has shown that requests were served."""
     command = [sys.executable, "-m", "kvtiers", *args, *ENGINE, *LONG]
-    terminal = Terminal()
-    with subprocess.Popen(command, stderr=terminal.writer, stdout=subprocess.PIPE) as process:
+    terminal, pipe = Terminal(), subprocess.PIPE
+    with subprocess.Popen(
+        command, stderr=terminal.writer, stdout=pipe, start_new_session=True
+    ) as process:
         try:
             deadline = time.monotonic() + 120
             while not re.search(rb"[1-9][0-9]*/20000", terminal.said):
                 assert time.monotonic() < deadline, terminal.said
                 assert process.poll() is None, terminal.said
                 time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            if by == signal.SIGINT:
+                os.killpg(process.pid, by)  # as a terminal does
+            else:
+                process.send_signal(by)
             out, _ = process.communicate(timeout=60)
+            deadline = time.monotonic() + 20
+            while any(Path("/proc", child).exists() for child in children):
+                assert time.monotonic() < deadline, "a process was left behind"
+                time.sleep(0.05)
         finally:
             process.kill()
     terminal.close()
@@ -83,8 +94,17 @@ def test_a_replay_that_is_interrupted_tells_what_was_served(tmp_path):
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_search_that_is_interrupted_tells_what_was_found():
-    code, out, said = ended("size", "--replicas", "1", "--goal", "hit-rate=0.5")
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_search_that_is_interrupted_tells_what_was_found(jobs):
+    args = ("size", "--replicas", "1", "--goal", "hit-rate=0.5", "--jobs", jobs)
+    code, out, said = ended(*args)
     assert code == 130
     assert b"Traceback" not in said
     assert b"It was interrupted before all sizes were compared" in out.replace(b"\n", b" ")
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+def test_a_search_that_is_ended_leaves_no_process(by, code):
+    args = ("size", "--replicas", "1", "--goal", "hit-rate=0.5", "--jobs", "2")
+    assert ended(*args, by=by)[0] == code

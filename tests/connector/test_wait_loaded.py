@@ -206,9 +206,8 @@ class Device:
 
     def clear(self) -> None:
         """Queue what an engine does to new blocks."""
-        self.rank.device.queue(
-            lambda: self.rank.fill(BLOCKS, [block_key(bytes(32), g) for g in GROUPS])
-        )
+        names = [block_key(bytes(32), group) for group in GROUPS]
+        self.rank.device.queue(lambda: self.rank.fill(BLOCKS, names))
 
     def compute(self, group: int) -> None:
         """Queue the layers of a range: they read its blocks."""

@@ -18,6 +18,17 @@ def meets(size, least):
     )
 
 
+def search(frontier, try_one):
+    """Try until nothing is undecided; returns whether that was reached before `try_one` says
+    None."""
+    while (size := frontier.next()) is not None:
+        met = try_one(size)
+        if met is None:
+            return False
+        frontier.told(size, met)
+    return True
+
+
 needs = st.lists(
     st.tuples(st.sampled_from([0, 4, 16, 64, 256]), st.sampled_from([0, 64, 200, 500])), max_size=4
 )
@@ -34,7 +45,7 @@ def test_it_ends_with_the_cheapest_of_all_whatever_the_ranks_promise(least, rank
         tried.append(size)
         return meets(size, least)
 
-    assert frontier.search(replay)
+    assert search(frontier, replay)
     expected = min((s for s in GRID if meets(s, least)), key=COSTS.__getitem__, default=None)
     assert frontier.best == expected
     assert frontier.undecided == []
@@ -44,7 +55,7 @@ def test_it_ends_with_the_cheapest_of_all_whatever_the_ranks_promise(least, rank
 def test_where_time_is_up_nothing_cheaper_than_the_undecided_can_do(least, most):
     frontier = Frontier(COSTS, {size: -cost for size, cost in COSTS.items()})
     left = [None] + [1] * most
-    done = frontier.search(lambda size: meets(size, least) if left.pop() else None)
+    done = search(frontier, lambda size: meets(size, least) if left.pop() else None)
     cheaper = [s for s in GRID if meets(s, least) and s != frontier.best]
     if frontier.best is not None:
         cheaper = [s for s in cheaper if COSTS[s] < COSTS[frontier.best]]
@@ -58,9 +69,20 @@ def test_good_ranks_take_few_tries():
     frontier, tried = Frontier(COSTS, ranks | {GRID[-1]: -2.0}), []
     frontier.told(GRID[0], False)
     frontier.told(GRID[-1], True)
-    frontier.search(lambda size: tried.append(size) or meets(size, least))
+    search(frontier, lambda size: tried.append(size) or meets(size, least))
     assert frontier.best == Size(32 * GIB, 512 * GIB)
     assert len(tried) <= 8
+
+
+@given(least=needs, ranks=ranks)
+def test_what_follows_is_among_those_that_were_named_ahead(least, ranks):
+    frontier = Frontier(COSTS, dict(zip(GRID, ranks, strict=True)))
+    named = None
+    while (size := frontier.next()) is not None:
+        assert named is None or size in named
+        named = frontier.ahead(size, 4)
+        assert size not in named
+        frontier.told(size, meets(size, least))
 
 
 def test_the_largest_are_those_that_no_other_exceeds():

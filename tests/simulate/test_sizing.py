@@ -13,9 +13,10 @@ from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.replay import ReplayPlan, replay
 from kvtiers.simulate.sizes import Size, candidates, frame_nbytes_per_token
 from kvtiers.simulate.sizing import SizingPlan
+from kvtiers.simulate.sizing_answer import headline, sentences
 from kvtiers.simulate.sizing_report import write_sizing
 from kvtiers.simulate.sizing_run import size_tiers
-from kvtiers.simulate.sizing_words import curve_rows, dtype_rows, sentences
+from kvtiers.simulate.sizing_words import curve_rows, dtype_rows
 from kvtiers.simulate.trace import Trace
 
 GIB = 2**30
@@ -54,9 +55,29 @@ def test_the_yaml_is_the_chosen_size(halved):
 
 def test_the_answer_names_sizes_knee_limit_and_what_fp8_changes(halved):
     text = " ".join(sentences(halved))
-    for word in ("Goal: p90 TTFT", "Cheapest found: DRAM", "What binds:", "Knee of the hit curve"):
+    for word in (
+        "Goal: p90 TTFT",
+        "bf16: cheapest found: DRAM",
+        "What binds:",
+        "Knee of the hit curve",
+    ):
         assert word in text
     assert "larger tiers are taken never to do worse" in text
+
+
+def test_the_answer_for_each_data_type_is_in_the_first_lines(halved):
+    about, goal, bf16, fp8, binds = headline(halved)
+    assert "100 requests of documents" in about
+    before = halved.trials[0].replay.ttft.p90
+    assert goal.endswith(f"{0.7 * before:.2f} s of {before:.2f} s.")
+    for text, dtype in ((bf16, "bf16"), (fp8, "fp8")):
+        chosen = halved.chosen[dtype]
+        needed = f"cheapest found: {chosen.size}"
+        if not chosen.size.dram_nbytes:
+            needed = "the goal is met without tiers"
+        assert text.startswith(f"{dtype}: {needed}, p90 TTFT ")
+        assert f"({chosen.replay.ttft.p90 / before:.2f} times" in text
+    assert binds.startswith("What binds: ")
 
 
 def test_data_types_stand_side_by_side(halved):
@@ -121,7 +142,7 @@ def test_a_goal_that_no_size_meets_gets_the_cheapest_that_brings_most_of_it():
     assert bare - nearest >= 0.9 * (bare - ceiling)
     assert found.nearest["bf16"].cost < found.trials[1].cost
     text = " ".join(sentences(found))
-    assert "No size meets it. The cheapest that brings nine tenths" in text
+    assert "no size meets the goal. The cheapest that brings nine tenths" in text
     assert found.to_plain()["goal_met"] is False
 
 
@@ -168,6 +189,28 @@ def test_an_interrupt_answers_with_what_was_found():
     assert found.chosen["bf16"] is found.trials[1]
     assert found.proofs["bf16"].undecided
     assert "It was interrupted" in " ".join(sentences(found))
+
+
+def facts(sizing):
+    """What was found, but for how long it took."""
+    plain = sizing.to_plain()
+    for trial in plain["trials"]:
+        del trial["replay"]["cpu_seconds"]
+    return plain
+
+
+def test_one_process_and_some_give_the_same_answer():
+    more = {
+        "arrivals": ArrivalPlan(speed=20.0),
+        "num_engines": None,
+        "kv_dtypes": ("bf16", "fp8"),
+        "policies": ("lru", "s3-fifo"),
+    }
+    alone, *others = (size("ttft-p90=0.9x", num_jobs=num, **more) for num in (1, 2, 3))
+    assert alone.num_engines > 1
+    assert len(alone.trials) > 4
+    for other in others:
+        assert facts(other) == facts(alone)
 
 
 def test_report_files_are_written(halved, tmp_path):
@@ -221,6 +264,7 @@ def test_a_trace_without_any_reuse_is_sized_too():
     found = size(trace=Trace("lonely", 512, lonely))
     assert found.chosen == {}
     assert found.infinite_hit_rate == 0.0
+    assert headline(found)[2].startswith("bf16: tiers bring nothing here: HBM alone hits 0.0%")
 
 
 def test_candidates_begin_with_none_and_end_with_all_in_dram():
@@ -237,3 +281,12 @@ def test_a_token_needs_its_kv_and_a_share_of_a_frames_header():
     assert frame_nbytes_per_token(MACHINE) == 131_072 + 4096 / 16
     fp8 = frame_nbytes_per_token(replace(MACHINE, kv_dtype="fp8"))
     assert fp8 == 65_536 + 4096 / 16
+
+
+def test_a_small_dram_is_not_guessed_to_feed_a_large_store():
+    searched = size("hit-rate=0.99", max_seconds=0.0).guesses["bf16"]
+    guesses = {found: guess.hit_rate for found, guess in searched}
+    stores = [it for it in guesses if it.nvme_nbytes == 64 * GIB]
+    rates = [guesses[it] for it in sorted(stores, key=lambda it: it.dram_nbytes)]
+    assert rates == sorted(rates)
+    assert rates[0] < 0.9 * max(guesses.values())

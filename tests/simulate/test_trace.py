@@ -144,6 +144,10 @@ def test_what_is_no_trace_is_refused_with_what_would_be(tmp_path):
         load_trace(tmp_path / "gone.jsonl")
     with pytest.raises(TraceError, match=r"is a folder with no \*.json or \*.jsonl"):
         load_trace(tmp_path)
+    both = write_sessions(tmp_path / "both", session(call(0, [1])))
+    write_conversation(both / "chat.jsonl", line(0, [1]))
+    with pytest.raises(TraceError, match=r"holds 1 \*.json and 1 \*.jsonl, which are not read"):
+        load_trace(both)
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(TraceError, match="holds no request"):
         load_trace(tmp_path / "empty.jsonl")

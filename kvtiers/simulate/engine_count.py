@@ -1,0 +1,65 @@
+"""How many engines serve a trace: the fewest that keep up with it without tiers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvtiers.simulate.replay import Replay
+from kvtiers.simulate.replay_job import ReplayJob
+from kvtiers.simulate.replay_pool import ReplayPool
+from kvtiers.simulate.sizes import Size
+from kvtiers.simulate.sizing import EngineTry, SizingPlan
+
+_MOST_ENGINES: Final = 1024
+_MOST_NUMBERS: Final = 8  # of engines that are tried
+
+Make = Callable[[int, Size], ReplayJob]
+"""Makes the job that replays so many engines with tiers of some size each."""
+
+
+def settle_engines(plan: SizingPlan, pool: ReplayPool, make: Make, tries: list[EngineTry]) -> int:
+    """Replay more and more engines without tiers, until they keep up; returns how many.
+
+    One engine that falls behind is never idle, so that its load says how many are needed at
+    least.
+
+    Args:
+        tries: gets what was tried, one after another.
+    """
+    num, most = 1, min(_MOST_ENGINES, len(plan.trace.requests))
+    while True:
+        nothing = Size(0, 0)
+        # Whether one engine more is needed is not known yet; an idle core may find out.
+        likely = [make(num + 1, nothing)] if num < most and not _paced(plan) else []
+        found = pool.result(make(num, nothing), likely)
+        if found is None:
+            return num
+        assert isinstance(found, Replay), "there is no tier that could be too small"
+        keeps_up = found.keeps_up or _paced(plan)
+        tries.append(EngineTry(num, nothing, keeps_up, found.load, found.ttft.p90))
+        if keeps_up or num == most or len(tries) == _MOST_NUMBERS:
+            return num
+        num = min(most, max(num + 1, math.ceil(0.9 * num * found.load)))
+
+
+def try_fewer_engines(
+    pool: ReplayPool, job: ReplayJob, likely: Sequence[ReplayJob], tries: list[EngineTry]
+) -> bool:
+    """Replay one engine fewer with large tiers: do they spare an engine?
+
+    Returns:
+        whether there was time for it.
+    """
+    found = pool.result(job, likely)
+    if isinstance(found, Replay):
+        tries.append(
+            EngineTry(job.num_engines, job.size, found.keeps_up, found.load, found.ttft.p90)
+        )
+    return found is not None
+
+
+def _paced(plan: SizingPlan) -> bool:
+    """Whether requests come as fast as they are served."""
+    return plan.arrivals.concurrency is not None

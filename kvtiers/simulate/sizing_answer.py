@@ -1,0 +1,99 @@
+"""The answer of a sizing in a few lines, data type beside data type."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvtiers.simulate.goal import GoalKind
+from kvtiers.simulate.sizing import Sizing, Trial
+from kvtiers.simulate.sizing_words import details, seconds_text
+
+_NEARLY_ALL: Final = 0.98  # of the hits of the largest tiers, beyond which these are of no use
+
+
+def headline(sizing: Sizing) -> list[str]:
+    """Return what was asked, the answer for each data type, and what binds."""
+    plan = sizing.plan
+    engines = "one engine serves"
+    if sizing.num_engines > 1:
+        engines = f"{sizing.num_engines} engines share"
+    said = [
+        f"{plan.machine.title}: {engines} the {len(plan.trace.requests):,} requests of "
+        f"{plan.trace.name}.",
+        f"Goal: {_goal(sizing)}.",
+    ]
+    said += [f"{dtype}: {_answer(sizing, dtype)}" for dtype in plan.kv_dtypes]
+    said.append(f"What binds: {sizing.limit}.")
+    return said
+
+
+def sentences(sizing: Sizing) -> list[str]:
+    """Return the answer, and what it rests on, in words."""
+    return [*headline(sizing), *details(sizing)]
+
+
+def _goal(sizing: Sizing) -> str:
+    goal, bare = sizing.plan.goal, sizing.bare(sizing.plan.kv_dtypes[0])
+    if not goal.relative or bare is None:
+        return str(goal)
+    limit = seconds_text(goal.limit_seconds(bare.replay.ttft.p90))
+    return f"{goal}, that is {limit} of {seconds_text(bare.replay.ttft.p90)}"
+
+
+def _answer(sizing: Sizing, dtype: str) -> str:
+    """Return what one data type needs."""
+    answer, by_money = sizing.answer(dtype), sizing.plan.goal.kind is GoalKind.COST
+    if answer is None:
+        return _no_answer(sizing, dtype)
+    proof = sizing.proofs[dtype]
+    open_question = (
+        f" (an upper bound: {len(proof.undecided)} cheaper sizes are undecided)"
+        if proof.undecided and not by_money
+        else ""
+    )
+    if not answer.size.dram_nbytes:
+        return f"the goal is met without tiers, {_reached(sizing, answer)}."
+    each = " for each engine" if sizing.num_engines > 1 else ""
+    rule = "" if answer.policy == sizing.plan.policies[0] else f" with the rule {answer.policy}"
+    needed = f"{answer.size}{each}{rule}{open_question}, {_reached(sizing, answer)}."
+    if dtype in sizing.chosen:
+        kind = "best found" if by_money else "cheapest found"
+        return f"{kind}: {needed}"
+    return (
+        "no size meets the goal. The cheapest that brings nine tenths of what tiers can bring: "
+        + needed
+    )
+
+
+def _no_answer(sizing: Sizing, dtype: str) -> str:
+    mine = [trial for trial in sizing.trials if trial.kv_dtype == dtype]
+    if len(mine) < 2:
+        return "not known: it was stopped before the largest tiers were replayed."
+    bare, ceiling = (trial.replay for trial in mine[:2])
+    if bare.tokens.hit_rate >= _NEARLY_ALL * ceiling.tokens.hit_rate:
+        return (
+            f"tiers bring nothing here: HBM alone hits {bare.tokens.hit_rate:.1%}, the largest "
+            f"tiers {ceiling.tokens.hit_rate:.1%}; p90 TTFT stays {seconds_text(bare.ttft.p90)}."
+        )
+    now, best = seconds_text(bare.ttft.p90), seconds_text(ceiling.ttft.p90)
+    return f"no size meets the goal: the largest tiers change p90 TTFT from {now} to {best}."
+
+
+def _reached(sizing: Sizing, answer: Trial) -> str:
+    """Return what a size brings, and what it costs."""
+    found, own = answer.replay, sizing.bare(answer.kv_dtype)
+    if own is None:
+        return f"p90 TTFT {seconds_text(found.ttft.p90)}"
+    if own is answer:
+        text = f"p90 TTFT {seconds_text(found.ttft.p90)}"
+    else:
+        text = f"p90 TTFT {seconds_text(own.replay.ttft.p90)} -> {seconds_text(found.ttft.p90)}"
+    first = sizing.bare(sizing.plan.kv_dtypes[0])
+    if first is not None and first is not answer and first.replay.ttft.p90 and found.ttft.p90:
+        times = found.ttft.p90 / first.replay.ttft.p90
+        of = "" if first is own else f" that of {first.kv_dtype} without tiers"
+        text += f" ({times:.2f} times{of})"
+    if own is not answer:
+        text += f", hit rate {own.replay.tokens.hit_rate:.1%} -> {found.tokens.hit_rate:.1%}"
+        text += f", price {answer.cost:,.0f}"
+    return text
