@@ -57,7 +57,7 @@ class Engine:
             kv_use=self.pool.use,
             num_waiting=len(scheduler.waiting),
             num_running=len(scheduler.running),
-            num_loading=sum(bool(request.loading) for request in scheduler.running),
+            num_loading=len([it for it in scheduler.running if it.loading]) if self._loads else 0,
             num_swapped=len(scheduler.swapped),
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
