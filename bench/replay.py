@@ -23,6 +23,7 @@ from kvtiers.cost.engine_memory import EngineMemory
 from kvtiers.cost.known_models import known_model
 from kvtiers.engines.reference.modelled import ModelledMachine, modelled_engine
 from kvtiers.engines.reference.requests import NewRequest
+from kvtiers.engines.reference.serving import OpenLoop, drive
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config, PolicyConfig, parse_mapping
 from kvtiers.simulate.trace import load_trace
@@ -83,16 +84,9 @@ def main() -> None:
     requests = [it for it in asked if it.num_prompt_tokens + it.max_tokens <= MAX_MODEL_LEN]
     nbytes_per_block = BLOCKS_PER_RUN * (16 * pool.kv_nbytes_per_token + 4096)
     engine = modelled_engine(settings, machine, tiers(nbytes_per_block, options.policy))
-    began, idx, num_steps, served = time.process_time(), 0, 0, []
-    while idx < len(requests) or engine.num_unfinished:
-        while idx < len(requests) and requests[idx].arrived_at <= engine.now:
-            engine.add(requests[idx])
-            idx += 1
-        due = requests[idx].arrived_at if idx < len(requests) else None
-        if not engine.num_unfinished and due is not None:
-            engine.wait_until(due)
-            continue
-        served += engine.step(due).finished
+    began, num_steps, served = time.process_time(), 0, []
+    for report in drive(engine, OpenLoop(requests)):
+        served += report.finished
         num_steps += 1
     seconds = time.process_time() - began
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

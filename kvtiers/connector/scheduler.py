@@ -19,7 +19,7 @@ from kvtiers.control.answers import LoadDone
 from kvtiers.control.controller import Controller
 from kvtiers.control.prefetch import Arrival
 from kvtiers.control.reload import LoadRequest
-from kvtiers.cost.preempt import PreemptMode, PreemptPlan
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Surroundings
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ProtocolError
 from kvtiers.model.messages import DRAM, Hello, JobId, StepOrders, WorkerReport
@@ -219,16 +219,16 @@ class SchedulerConnector:
         num_tokens: int,
         num_sequences: int = 1,
         mode: PreemptMode = PreemptMode.COST,
-        away_seconds: float = 0.0,
+        around: Surroundings = Surroundings(),  # noqa: B008
     ) -> PreemptPlan:
         """Answer whether to swap a request that must give way, or to compute it again; a question.
 
         Args:
-            num_tokens: computed ones. num_sequences: of its group. away_seconds: see `Victim`.
+            num_tokens: computed ones. num_sequences: of its group. around: whom it leaves behind.
         """
         state = self._state(request_id, self._requests[request_id].hashes)
         state.derive_keys(self.shape.hashes_per_block)
-        return self.controller.preemption(state.keys, num_tokens, num_sequences, mode, away_seconds)
+        return self.controller.preemption(state.keys, num_tokens, num_sequences, mode, around)
 
     # -- once per step ----------------------------------------------------------------
 

@@ -63,7 +63,8 @@ class WorkerConnector:
 
     The order in a step: `begin_step`, `load_in_step`, the forward pass, `end_step`,
     `take_loaded`, `take_report`. An engine whose KV groups are ranges of layers may call
-    `load_in_step` within the forward pass instead, before the first layer of each range.
+    `load_in_step` within the forward pass instead, before the first layer of each range; one that
+    drafts tokens after the forward pass may take loads and report before `end_step`.
     """
 
     def __init__(
@@ -75,24 +76,33 @@ class WorkerConnector:
         self._step = 0
         self._orders: StepOrders | None = None
         self._pending = _Pending()
+        self._reloads: list[Transfer] = []  # of the step, not begun
         self._sync: set[JobId] = set()
         self._sync_failed = False
         self._last_loaded = ALL_GROUPS  # KV group up to which the engine comes after its reloads
         self._completions: list[Completion] = []
         self._counters: dict[str, int] = {}
 
-    def begin_step(self, orders: StepOrders) -> None:
+    def begin_step(self, orders: StepOrders, *, load: bool = True) -> None:
         """Take the step's orders in, once, before the forward pass.
 
         Whatever this step overwrites has been read when this returns. An order that is
         malformed comes back FAILED: a cache that errs costs time, never the engine.
 
+        Args:
+            load: whether reloads begin. An engine that clears new blocks between this and the
+                forward pass says no, and comes again once that is queued.
+
         Raises:
             ProtocolError: the forward pass needs a reload that was never ordered; computing on
                 its blocks would give wrong tokens.
         """
-        if orders.step <= self._step:
-            return
+        if orders.step > self._step:
+            self._begin(orders)
+        if load:
+            self._begin_loads()
+
+    def _begin(self, orders: StepOrders) -> None:
         self._step = orders.step
         self._orders = orders
         self._sync = set(orders.sync_loads)
@@ -107,20 +117,25 @@ class WorkerConnector:
         if orders.fences and not self._executor.wait_read(orders.fences, FENCE_SECONDS):
             logger.warning("offloads %s were not read in time and dropped", [*orders.fences])
             self._count("fences_missed")
-        for transfer in orders.before:
-            if transfer.kind is TransferKind.RELOAD:
-                self._pending.transfers[transfer.job_id] = transfer
-                self._submit(transfer, marker)
+        self._reloads = [t for t in orders.before if t.kind is TransferKind.RELOAD]
+        self._pending.transfers.update((transfer.job_id, transfer) for transfer in self._reloads)
         self._check_sync()
+        self._last_loaded = -1 if self._sync else ALL_GROUPS
+
+    def _begin_loads(self) -> None:
+        """Begin the step's reloads, once, behind all that the engine has queued by now."""
+        reloads, self._reloads = self._reloads, []
+        marker = self._mark() if reloads else None
+        for transfer in reloads:
+            self._submit(transfer, marker)
         if self._sync:
             self._executor.need(self._sync)
-            self._last_loaded = -1
 
     def load_in_step(self, group: int = ALL_GROUPS) -> None:
         """Order the coming forward pass behind the reloads that it reads, as far as it reads now.
 
         Where the engine's device can wait for a copy, the host waits only until it is queued. What
-        became of it is known in `end_step`.
+        became of it is known in `end_step` and `take_loaded`.
 
         Args:
             group: the last KV group that is read next; those before it are waited for too.
@@ -130,6 +145,7 @@ class WorkerConnector:
         """
         if group <= self._last_loaded:
             return
+        self._begin_loads()
         if not self._executor.hold_engine(self._sync, group):
             raise ProtocolError(f"the executor stopped before KV group {group} was loaded")
         self._last_loaded = group
@@ -153,6 +169,7 @@ class WorkerConnector:
         orders, self._orders = self._orders, None
         if orders is None:
             return
+        self._begin_loads()
         self._settle_sync()  # before anything that was computed on them is believed
         marker = self._mark()
         for transfer in orders.after:
@@ -166,7 +183,12 @@ class WorkerConnector:
             self._executor.wait_idle(IDLE_WAIT_SECONDS)
 
     def take_loaded(self) -> Loaded:
-        """Return the reloads that were settled since the last call."""
+        """Return the reloads that were settled since the last call, with those of this step.
+
+        Raises:
+            ProtocolError: as `load_in_step`.
+        """
+        self._settle_sync()  # vLLM asks before `end_step` where it guesses tokens
         self._collect()
         pending = self._pending
         loaded = Loaded(

@@ -23,7 +23,7 @@ from kvtiers.control.traffic import Traffic
 from kvtiers.control.values import make_tier
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt
-from kvtiers.cost.preempt import PreemptMode, PreemptPlan
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Surroundings
 from kvtiers.model.keys import BlockKey, Rank, pack_keys, unpack_keys
 from kvtiers.model.messages import (
     DRAM,
@@ -154,11 +154,11 @@ class Controller:
         num_tokens: int,
         num_sequences: int = 1,
         mode: PreemptMode = PreemptMode.COST,
-        away_seconds: float = 0.0,
+        around: Surroundings = Surroundings(),  # noqa: B008
     ) -> PreemptPlan:
         """Answer an engine that asks whether to swap a victim or to compute it again."""
         match = self.match(keys, 0, min(num_tokens // self.settings.block_size, *map(len, keys)))
-        return self.outlook.preemption(match, num_tokens, num_sequences, mode, away_seconds)
+        return self.outlook.preemption(match, num_tokens, num_sequences, mode, around)
 
     def at_hand(self, keys: Sequence[Sequence[BlockKey]], match: Match) -> bool:
         """Whether a load of what was found could run now, and wait for no other."""

@@ -16,7 +16,7 @@ from kvtiers.cost.links import read_link, reload_link
 from kvtiers.cost.loads import WindowKV
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt, ReloadPlan
-from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Victim
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Surroundings, Victim
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.messages import JobId, TransferKind, UInt8s
 from kvtiers.model.outcome import Outcome
@@ -148,13 +148,12 @@ class Outlook:
         num_tokens: int,
         num_sequences: int,
         mode: PreemptMode,
-        away_seconds: float = 0.0,
+        around: Surroundings,
     ) -> PreemptPlan:
         """Compare swapping a victim, of whose blocks some are stored, with computing it again."""
         sources = slowest(match.sources[:, : match.num_blocks])
-        stored = np.bincount(sources, minlength=1).tolist()
         size, nbytes = self._settings.block_size, self._settings.block_nbytes
-        victim = Victim(num_tokens, size, nbytes, stored, num_sequences, away_seconds)
+        victim = Victim(num_tokens, size, nbytes, sources.tolist(), num_sequences, around)
         return self._cost.preempt(victim, mode)
 
     def in_step(self, job_ids: Iterable[JobId]) -> None:

@@ -73,7 +73,9 @@ class CostModel:
 
     def preempt(self, victim: Victim, mode: PreemptMode = PreemptMode.COST) -> PreemptPlan:
         """Choose between swapping a victim and computing it again; see `plan_preempt`."""
-        return plan_preempt(victim, self.links, self.prefill, mode)
+        notice = self.noticing.seconds(computes=victim.around.num_running > 0)
+        step = self.noticing.step_seconds
+        return plan_preempt(victim, self.links, self.prefill, mode, notice, step)
 
     def seconds_saved(
         self, positions: npt.ArrayLike, block_size: int, block_nbytes: int, source: int

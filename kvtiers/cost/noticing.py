@@ -43,6 +43,11 @@ class Noticing:
             return idle
         return idle + statistics.median(self._shares) * statistics.median(self._steps)
 
+    @property
+    def step_seconds(self) -> float:
+        """Of the engine's steps of late; 0 while none was seen."""
+        return statistics.median(self._steps) if self._steps else 0.0
+
     def step_took(self, seconds: float) -> None:
         """Take in the time of a step that computed something."""
         if seconds > 0:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from kvtiers.cost.links import Links, offload_link
 from kvtiers.cost.loads import Loads
 from kvtiers.cost.prefill import PrefillModel
@@ -29,46 +31,81 @@ class PreemptReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a victim leaves behind, as far as its engine knows.
+
+    Attributes:
+        num_running, num_waiting: other requests, in the batch and in the queue. What the device
+            does for the victim, and what it waits for, delays them all.
+        num_step_tokens: that steps compute in any case: of those that run, and of those in the
+            queue that will be computed when there is room.
+        num_kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when
+            there is room for it again.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_step_tokens: int = 0
+    num_kept_tokens: int = 0
+
+    @property
+    def num_others(self) -> int:
+        """All of them."""
+        return self.num_running + self.num_waiting
+
+
+@dataclass(frozen=True, slots=True)
 class Victim:
     """A request that gives way.
 
     Attributes:
         num_tokens: prompt and generated so far.
         block_size: tokens of a block. block_nbytes: bytes of one on a rank, over all KV groups.
-        num_stored_by_source: of its full leading blocks, those that lie below HBM already: index 0
-            in DRAM, 1 + store index in stores; may be shorter than there are stores.
+        stored_sources: of its leading blocks that lie below HBM already, block by block, where:
+            0 in DRAM, 1 + store index in a store.
         num_sequences: of its group; more than one in beam search.
-        away_seconds: until it is wanted back, as far as is known. By then what was copied down
-            could be on its way back, but to where its blocks will be nobody knows: only what is
-            longer than this wait costs anything.
+        around: whom it leaves behind.
     """
 
     num_tokens: int
     block_size: int
     block_nbytes: int
-    num_stored_by_source: Sequence[int] = ()
+    stored_sources: Sequence[int] = ()
     num_sequences: int = 1
-    away_seconds: float = 0.0
+    around: Surroundings = Surroundings()
 
     @property
     def num_full_blocks(self) -> int:
         """Blocks that can be copied; what is left of its tokens is computed in any case."""
         return self.num_tokens // self.block_size
 
+    @property
+    def num_new_blocks(self) -> int:
+        """Blocks that lie nowhere below yet."""
+        return self.num_full_blocks - len(self.stored_sources)
+
+    @property
+    def num_kept_blocks(self) -> int:
+        """Blocks that it will find in HBM."""
+        kept = min(self.around.num_kept_tokens, self.num_tokens - 1)
+        return max(0, kept) // self.block_size
+
 
 @dataclass(frozen=True, slots=True)
 class PreemptPlan:
-    """What to do with a victim, and what both ways were predicted to take.
+    """What to do with a victim, and what both ways were predicted to cost.
+
+    Costs are seconds by which requests together end later: the victim and those around it.
 
     Attributes:
         swap: copy what is not yet below, and reload it later; otherwise compute it again.
-        swap_seconds: down, back, and the tokens behind the last full block.
-        recompute_seconds: of all tokens.
+        swap_cost_seconds: what the way down holds up delays all, the way back the victim.
+        recompute_cost_seconds: its steps delay all.
     """
 
     swap: bool
-    swap_seconds: float
-    recompute_seconds: float
+    swap_cost_seconds: float
+    recompute_cost_seconds: float
     reason: PreemptReason
 
 
@@ -77,43 +114,70 @@ def plan_preempt(
     links: Links,
     prefill: PrefillModel,
     mode: PreemptMode = PreemptMode.COST,
+    notice_seconds: float = 0.0,
+    step_seconds: float = 0.0,
 ) -> PreemptPlan:
-    """Choose what costs less time; ties are computed again, which leaves links free.
+    """Choose what delays requests less; ties are computed again, which leaves links free.
+
+    A victim gives way because its blocks are wanted, and whoever writes into them before they are
+    copied waits until those are: a step, and all requests with it. The first block to be wanted is
+    the last, which is not full and not copied; others are wanted from the next step on.
 
     Down counts the queue of the link as it is now; back does not, for that is later.
+
+    Args:
+        notice_seconds: that a load which is done waits until it is noticed.
+        step_seconds: of the engine's steps of late.
 
     Raises:
         ValueError: more blocks are stored than the victim has, or it has no token.
     """
-    num_stored = sum(victim.num_stored_by_source)
-    if num_stored > victim.num_full_blocks or min(victim.num_stored_by_source, default=0) < 0:
-        raise ValueError(f"{num_stored} of {victim.num_full_blocks} full blocks are stored")
     if victim.num_tokens < 1:
         raise ValueError(f"a victim of {victim.num_tokens} tokens has nothing to lose")
-    swap_seconds = _swap_seconds(victim, num_stored, links, prefill)
-    recompute_seconds = float(prefill.seconds(victim.num_tokens))
-    swap, reason = swap_seconds < recompute_seconds, PreemptReason.RECOMPUTE_FASTER
+    if victim.num_new_blocks < 0:
+        raise ValueError(
+            f"{len(victim.stored_sources)} of {victim.num_full_blocks} full blocks are stored"
+        )
+    around = victim.around
+    stall = _stall_seconds(victim, links, step_seconds)
+    back = _back_seconds(victim, links, prefill) + notice_seconds
+    swap_cost = (1 + around.num_others) * stall + back
+    context = victim.num_kept_blocks * victim.block_size
+    num_lost = victim.num_tokens - context
+    again = float(prefill.seconds(num_lost, context))
+    added = float(prefill.added_seconds(num_lost, context, around.num_step_tokens))
+    recompute_cost = again + around.num_others * added
+    swap, reason = swap_cost < recompute_cost, PreemptReason.RECOMPUTE_FASTER
     if swap:
         reason = PreemptReason.SWAP_FASTER
     if mode is not PreemptMode.COST:
         swap, reason = mode is PreemptMode.SWAP, PreemptReason.MODE
     if victim.num_sequences > 1:
         swap, reason = True, PreemptReason.SEVERAL_SEQUENCES
-    return PreemptPlan(swap, swap_seconds, recompute_seconds, reason)
+    return PreemptPlan(swap, swap_cost, recompute_cost, reason)
 
 
-def _swap_seconds(victim: Victim, num_stored: int, links: Links, prefill: PrefillModel) -> float:
-    num_blocks = victim.num_full_blocks
-    down, num_down = links[offload_link()], num_blocks - num_stored
+def _stall_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
+    """Return for how long steps wait for blocks that are on their way down.
+
+    In each step those that run write into as many blocks as they grow by, and these are copied
+    ahead of all others: the rest goes on meanwhile, and while the step computes.
+    """
+    num_new, way = victim.num_new_blocks, links[offload_link()]
     queued = links.queued_nbytes(offload_link())
-    seconds = float(down.seconds(num_down, num_down * victim.block_nbytes, queued))
-    by_source = list(victim.num_stored_by_source) or [0]
-    by_source[0] += num_down
+    down = float(way.seconds(num_new, num_new * victim.block_nbytes, queued))
+    left = max(0.0, down - step_seconds)
+    num_written = max(1.0, victim.around.num_running / victim.block_size)
+    each = float(way.seconds(num_written, num_written * victim.block_nbytes))
+    num_steps, rest = divmod(left, each + step_seconds) if left else (0.0, 0.0)
+    return num_steps * each + min(each, rest)
+
+
+def _back_seconds(victim: Victim, links: Links, prefill: PrefillModel) -> float:
+    kept = victim.num_kept_blocks
+    by_source = np.bincount(np.asarray(victim.stored_sources[kept:], np.int64), minlength=1)
+    by_source[0] += victim.num_full_blocks - max(kept, len(victim.stored_sources))
     idle = links.without_queues()
-    back = Loads.of_counts(by_source, victim.block_nbytes, idle).seconds(idle)
-    context = min(num_blocks * victim.block_size, victim.num_tokens - 1)
-    return (
-        seconds
-        + max(0.0, float(back[0]) - victim.away_seconds)
-        + float(prefill.seconds(victim.num_tokens - context, context))
-    )
+    back = Loads.of_counts(by_source.tolist(), victim.block_nbytes, idle).seconds(idle)
+    context = min(victim.num_full_blocks * victim.block_size, victim.num_tokens - 1)
+    return float(back[0]) + float(prefill.seconds(victim.num_tokens - context, context))

@@ -105,7 +105,7 @@ class ExecutorThread:
         held: list[bool] = []
 
         def ordered() -> bool:
-            answer = self._executor.hold_engine(wanted, group)
+            answer = None if held else self._executor.hold_engine(wanted, group)
             held.extend([] if answer is None else [answer])
             return bool(held)
 

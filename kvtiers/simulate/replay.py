@@ -15,6 +15,7 @@ from kvtiers.engines.reference.engine import Engine
 from kvtiers.engines.reference.modelled_runner import ModelledRunner
 from kvtiers.engines.reference.report import Served, StepReport
 from kvtiers.engines.reference.requests import NewRequest
+from kvtiers.engines.reference.serving import drive
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ConfigError
@@ -191,18 +192,10 @@ class _Drive:
 
     def run(self, progress: Progress) -> None:
         """Serve all requests, or as many as there is time for."""
-        started, cpu = time.monotonic(), time.process_time()
-        engine, arrivals, left = self._engine, self._arrivals, self._plan.max_seconds
+        started, cpu, left = time.monotonic(), time.process_time(), self._plan.max_seconds
         try:
-            while engine.num_unfinished or arrivals.next_at is not None:
-                for position, at in arrivals.take(engine.now):
-                    self._add(position, at)
-                next_at = arrivals.next_at
-                if not engine.num_unfinished:
-                    assert next_at is not None, "the loop ends when nothing is left"
-                    engine.wait_until(next_at)
-                    continue
-                self._note(engine.step(next_at), progress)
+            for report in drive(self._engine, self):
+                self._note(report, progress)
                 if left is not None and time.monotonic() - started > left:
                     break
         except KeyboardInterrupt:
@@ -210,21 +203,28 @@ class _Drive:
         self._cpu_seconds = time.process_time() - cpu
         progress(self._num_ended, len(self._requests))
 
-    def _add(self, position: int, at: float) -> None:
+    @property
+    def next_at(self) -> float | None:
+        """When the next request comes; None: none does before another one ends."""
+        return self._arrivals.next_at
+
+    def take(self, now: float) -> list[NewRequest]:
+        """Return the requests that have come by now."""
+        return [self._request(position, at) for position, at in self._arrivals.take(now)]
+
+    def _request(self, position: int, at: float) -> NewRequest:
         if position >= self._num_warmup and self._began is None:
             self._begin(at)
-        request, engine = self._requests[position], self._engine
+        request = self._requests[position]
         self._last_arrival = max(self._last_arrival, at)
-        size = engine.settings.hash_tokens
+        size = self._engine.settings.hash_tokens
         whole = request.block_ids[: request.num_prompt_tokens // size].tolist()
-        engine.add(
-            NewRequest(
-                request_id=str(position),
-                arrived_at=at,
-                max_tokens=max(1, request.num_output_tokens),
-                num_prompt_tokens=request.num_prompt_tokens,
-                block_hashes=[number.to_bytes(16, "little") for number in whole],
-            )
+        return NewRequest(
+            request_id=str(position),
+            arrived_at=at,
+            max_tokens=max(1, request.num_output_tokens),
+            num_prompt_tokens=request.num_prompt_tokens,
+            block_hashes=[number.to_bytes(16, "little") for number in whole],
         )
 
     def _begin(self, at: float) -> None:

@@ -7,6 +7,13 @@ from abc import ABC, abstractmethod
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from kvtiers.control.policy.base import EvictionPolicy
 from kvtiers.model.keys import BlockKey, block_key
@@ -58,6 +65,65 @@ class Conductor:
         if operation == "removed":
             self.resident.discard(key)
         return True
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """A tier of few blocks that calls a policy in any order it may, and believes what it says."""
+
+    ROOM = 6  # blocks; the keys are twice as many
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        super().__init__()
+        self.conductor = Conductor(policy)
+        self.names = keys(*range(2 * self.ROOM))
+
+    @rule(number=st.integers(0, 2 * ROOM - 1))
+    def ask(self, number: int) -> None:
+        """Hit a block, or let it in, as the tail of a chain that is done."""
+        conductor, key = self.conductor, self.names[number]
+        if conductor.apply("touched", key):
+            return
+        if len(conductor.resident) == self.ROOM and not self._evict():
+            return
+        conductor.apply("admitted", key)
+        conductor.apply("exposed", key)
+
+    @rule(number=st.integers(0, 2 * ROOM - 1))
+    def shield_or_expose(self, number: int) -> None:
+        """Pin a block or let go of it."""
+        key = self.names[number]
+        if not self.conductor.apply("shielded", key):
+            self.conductor.apply("exposed", key)
+
+    @rule(number=st.integers(0, 2 * ROOM - 1))
+    def lose(self, number: int) -> None:
+        """Drop a block, whether it may leave or not."""
+        self.conductor.apply("removed", self.names[number])
+
+    @precondition(lambda self: self.conductor.exposed)
+    @rule()
+    def leave(self) -> None:
+        """Drop whom the policy names."""
+        self._evict()
+
+    @invariant()
+    def names_one_that_may_leave(self) -> None:
+        """One of the exposed is named, the same when asked twice."""
+        victim = self.conductor.policy.next_victim()
+        exposed = self.conductor.exposed
+        assert (victim in exposed) if exposed else (victim is None)
+        assert self.conductor.policy.next_victim() == victim
+
+    def teardown(self) -> None:
+        """Every exposed block leaves once."""
+        left = len(self.conductor.exposed)
+        while self._evict():
+            left -= 1
+        assert left == 0
+
+    def _evict(self) -> bool:
+        victim = self.conductor.policy.next_victim()
+        return victim is not None and self.conductor.apply("removed", victim)
 
 
 class PolicySuite(ABC):
@@ -131,6 +197,17 @@ class PolicySuite(ABC):
             conductor.apply("removed", names[number])
         assert conductor.policy.next_victim() is None
         assert [sys.getrefcount(name) for name in names] == before
+
+    def test_serves_a_tier_through_any_life(self) -> None:
+        """See `PolicyMachine`."""
+        make = self.make_policy
+
+        class Machine(PolicyMachine):
+            def __init__(self) -> None:
+                super().__init__(make())
+
+        steps = settings(max_examples=50, stateful_step_count=60, deadline=None)
+        run_state_machine_as_test(Machine, settings=steps)
 
     def test_bookkeeping_is_bounded(self) -> None:
         """A block that is hit, pinned and released for ever costs no more memory than another."""

@@ -103,7 +103,7 @@ def test_engine_may_ask_what_to_do_with_a_victim():
     engine.step()
     plan = engine.connector.preemption(request.request_id, 40, mode=PreemptMode.SWAP)
     assert plan.swap
-    assert plan.swap_seconds > 0
-    assert plan.recompute_seconds > 0
+    assert plan.swap_cost_seconds > 0
+    assert plan.recompute_cost_seconds > 0
     engine.drain()
     engine.end()

@@ -1,7 +1,7 @@
 """A forward pass waits for one range of layers after the other, and for nothing else."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,6 +21,7 @@ from kvtiers.testing.faults import FaultyStore, Flip, HeldStore
 NUM_RANGES = 3
 HASHES = [bytes([i]) * 32 for i in (1, 2)]
 KEYS = [block_key(one, group) for group in range(NUM_RANGES) for one in HASHES]  # range by range
+GROUPS = [group_of(key) for key in KEYS]
 BLOCKS = [4, 5] * NUM_RANGES
 SOON = 30.0  # seconds; a limit that only a failure reaches
 
@@ -199,15 +200,21 @@ class Device:
         self.load = rank.orders.reload(KEYS, BLOCKS, range(len(KEYS)))
         self.read: list[list[bool]] = []  # of each range, whether its blocks were right
 
-    def begin(self) -> None:
+    def begin(self, *, load: bool = True) -> None:
         orders = StepOrders(2, 0, before=(self.load,), sync_loads=(self.load.job_id,))
-        self.worker.begin_step(orders)
+        self.worker.begin_step(orders, load=load)
+
+    def clear(self) -> None:
+        """Queue what an engine does to new blocks."""
+        self._queue(lambda: self.rank.fill(BLOCKS, [block_key(bytes(32), g) for g in GROUPS]))
 
     def compute(self, group: int) -> None:
         """Queue the layers of a range: they read its blocks."""
         rows = [row for row, key in enumerate(KEYS) if group_of(key) == group]
         holds = self.rank.holds
-        work = lambda: self.read.append([holds(BLOCKS[r], KEYS[r]) for r in rows])  # noqa: E731
+        self._queue(lambda: self.read.append([holds(BLOCKS[r], KEYS[r]) for r in rows]))
+
+    def _queue(self, work: Callable[[], None]) -> None:
         with self.rank.device._lock:
             self.rank.device._work.append(work)
             self.rank.device._num_queued += 1
@@ -244,6 +251,31 @@ def test_a_device_waits_for_copies_and_the_host_does_not(device, groups):
     assert device.read == [[True, True]] * NUM_RANGES
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_an_engine_may_clear_blocks_before_their_loads_begin(device, says_so):
+    """Loads come after all that is queued when it comes again, and with its first layer at last."""
+    device.begin(load=False)
+    device.clear()
+    assert device.thread.wait_idle(SOON), "nothing has begun"
+    if says_so:
+        device.begin()
+        device.begin()
+    device.worker.load_in_step()
+    for group in range(NUM_RANGES):
+        device.compute(group)
+    assert device.end() == set()
+    assert device.read == [[True, True]] * NUM_RANGES
+
+
+def test_loads_begin_with_the_end_of_the_step_at_last(device):
+    device.worker.begin_step(StepOrders(2, 0, before=(device.load,)), load=False)
+    device.worker.end_step()
+    while not device.thread.wait_idle(0.001):
+        device.rank.device.step()
+    assert device.worker.take_loaded().request_ids == {device.load.request_id}
+    assert device.rank.holds(BLOCKS[0], KEYS[0])
+
+
 def test_a_range_is_held_by_its_own_copies_only(device):
     """Its layers run while those of the next are still copied."""
     device.begin()
@@ -278,6 +310,48 @@ def test_a_copy_that_fails_after_the_engine_was_held_is_told_at_the_end_of_the_s
     assert device.read == [[False, False]]
     (refused,) = [c for c in device.worker.take_report().completions if c.job_id == offload.job_id]
     assert refused.outcomes.tolist() == [Outcome.FAILED]
+
+
+def test_loads_that_are_taken_before_the_end_of_the_step_are_settled_first(device):
+    """So vLLM does with speculative decoding: the step's tokens go out before its end."""
+    device.rank.device.fail_copy(OSError("bus"))
+    device.begin()
+    device.worker.load_in_step()
+    taken = []
+    take = threading.Thread(target=lambda: taken.append(device.worker.take_loaded()), daemon=True)
+    take.start()
+    take.join(0.03)
+    assert not taken, "its copies still run"
+    while not taken:
+        device.rank.device.step()
+        take.join(0.001)
+    assert taken[0].failed_blocks == set(BLOCKS)
+    (told,) = device.worker.take_report().completions
+    assert told.job_id == device.load.job_id
+    offload = device.rank.orders.offload([KEYS[0]], [6], [0])
+    device.worker._orders = StepOrders(2, 0, after=(offload,))
+    assert device.end() == set()
+    (refused,) = device.worker.take_report().completions
+    assert refused.outcomes.tolist() == [Outcome.FAILED]
+
+
+def test_loads_that_are_taken_need_an_executor_that_runs(device, monkeypatch):
+    device.begin()
+    device.worker.load_in_step()
+    monkeypatch.setattr(device.thread, "wait_loaded", lambda job_ids, seconds: False)
+    with pytest.raises(ProtocolError, match=r"had settled reloads \[\d+\]"):
+        device.worker.take_loaded()
+
+
+def test_the_engine_is_held_once_by_each_copy(device, monkeypatch):
+    held, hold = [], device.rank.device.hold_engine
+    monkeypatch.setattr(
+        device.rank.device, "hold_engine", lambda ticket: (held.append(ticket), hold(ticket))[1]
+    )
+    device.begin()
+    device.worker.load_in_step()
+    assert len(held) == len(set(held)) == NUM_RANGES
+    assert device.end() == set()
 
 
 @pytest.mark.parametrize("answer", [False, RuntimeError("lost")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtiers.cost.links import LinkModel, Links, StoreKind, offload_link, read_link, reload_link
-from kvtiers.cost.preempt import PreemptMode, PreemptReason, Victim, plan_preempt
+from kvtiers.cost.preempt import (
+    PreemptMode,
+    PreemptReason,
+    Surroundings,
+    Victim,
+    plan_preempt,
+)
+from kvtiers.cost.prefill import FALLBACK_SHAPE, PrefillModel, PrefillSpeed
 
 from .machine import BLOCK_NBYTES, BLOCK_SIZE, bare_link, h100
+
+ALONE = Surroundings()
 
 
 def links(down: float = 50e9, up: float = 50e9, disk: float = 2e9) -> Links:
@@ -25,8 +35,13 @@ def links(down: float = 50e9, up: float = 50e9, disk: float = 2e9) -> Links:
     )
 
 
-def victim(num_tokens: int, stored: tuple[int, ...] = (), num_sequences: int = 1) -> Victim:
-    return Victim(num_tokens, BLOCK_SIZE, BLOCK_NBYTES, stored, num_sequences)
+def victim(
+    num_tokens: int,
+    stored: Sequence[int] = (),
+    num_sequences: int = 1,
+    around: Surroundings = ALONE,
+) -> Victim:
+    return Victim(num_tokens, BLOCK_SIZE, BLOCK_NBYTES, stored, num_sequences, around)
 
 
 def test_both_directions_count():
@@ -36,27 +51,92 @@ def test_both_directions_count():
     assert not plan_preempt(victim(32_768), links(up=1e9), h100()).swap
 
 
-def test_seconds_are_down_and_back_and_the_tokens_behind_the_last_block():
+def test_alone_a_swap_costs_down_and_back_and_the_tokens_behind_the_last_block():
     tokens, nbytes = 2048 * BLOCK_SIZE + 7, 2048 * BLOCK_NBYTES
-    found = plan_preempt(victim(tokens), links(down=40e9, up=20e9), h100())
+    found = plan_preempt(victim(tokens), links(down=40e9, up=20e9), h100(), notice_seconds=0.5)
     rest = float(h100().seconds(7, 2048 * BLOCK_SIZE))
-    assert found.swap_seconds == pytest.approx(nbytes / 40e9 + nbytes / 20e9 + rest)
-    assert found.recompute_seconds == pytest.approx(float(h100().seconds(tokens)))
+    assert found.swap_cost_seconds == pytest.approx(nbytes / 40e9 + nbytes / 20e9 + rest + 0.5)
+    assert found.recompute_cost_seconds == pytest.approx(float(h100().seconds(tokens)))
     assert found.reason is PreemptReason.SWAP_FASTER
 
 
-def test_what_is_stored_already_is_not_copied_down():
-    slow_down = links(down=1e9)
-    assert not plan_preempt(victim(32_768), slow_down, h100()).swap
-    assert plan_preempt(victim(32_768, (2048,)), slow_down, h100()).swap
-    in_store = plan_preempt(victim(32_768, (0, 2048)), slow_down, h100())
-    assert in_store.swap_seconds > 2048 * BLOCK_NBYTES / 2e9
+def test_others_wait_for_what_is_computed_and_copied_down_but_not_for_what_is_loaded():
+    stored = victim(32_768, [0] * 2048)
+    slow = links(up=1e9)
+    one, many = (
+        plan_preempt(replace(stored, around=Surroundings(num)), slow, h100()) for num in (0, 30)
+    )
+    assert (one.swap, many.swap) == (False, True)
+    assert many.swap_cost_seconds == one.swap_cost_seconds
+    more = many.recompute_cost_seconds - one.recompute_cost_seconds
+    assert more == pytest.approx(30 * h100().added_seconds(32_768))
+    copied = replace(stored, stored_sources=(), around=Surroundings(30))
+    down = 2048 * BLOCK_NBYTES / 50e9
+    found = plan_preempt(copied, slow, h100())
+    assert found.swap_cost_seconds == pytest.approx(many.swap_cost_seconds + 31 * down)
+
+
+def test_a_copy_that_a_step_covers_delays_nobody():
+    """The last block, which is not copied, is the first that is wanted."""
+    nbytes, around = 256 * BLOCK_NBYTES, Surroundings(30)
+    copied, stored = victim(4096, (), 1, around), victim(4096, [0] * 256, 1, around)
+    step = nbytes / 50e9
+    both = [plan_preempt(it, links(), h100(), step_seconds=step) for it in (copied, stored)]
+    assert both[0].swap_cost_seconds == pytest.approx(both[1].swap_cost_seconds)
+
+
+def test_steps_wait_for_the_blocks_that_they_write_into_and_not_for_the_rest():
+    """32 decodes write into two blocks a step; of a copy of 50 steps, each waits for two blocks."""
+    around, two = Surroundings(32), 2 * BLOCK_NBYTES / 50e9
+    copied, stored = victim(8192, (), 1, around), victim(8192, [0] * 512, 1, around)
+    step = (512 * BLOCK_NBYTES / 50e9 - 50 * two) / 51
+    both = [plan_preempt(it, links(), h100(), step_seconds=step) for it in (copied, stored)]
+    stall = (both[0].swap_cost_seconds - both[1].swap_cost_seconds) / 33
+    assert stall == pytest.approx(50 * two)
+
+
+def test_what_hbm_keeps_is_neither_computed_nor_loaded():
+    """A long victim that lost a little is computed, however fast its copy would be."""
+    lost, kept = (
+        plan_preempt(victim(32_768, (), 1, Surroundings(20, 0, 20, num)), links(), h100())
+        for num in (0, 32_768 - 64)
+    )
+    assert (lost.swap, kept.swap) == (True, False)
+    context = 32_768 - 64
+    again = float(h100().seconds(64, context)) + 20 * h100().added_seconds(64, context, 20)
+    assert kept.recompute_cost_seconds == pytest.approx(again)
+    saved = (2048 - 4) * BLOCK_NBYTES / 50e9
+    assert lost.swap_cost_seconds - kept.swap_cost_seconds == pytest.approx(saved)
+
+
+def test_its_last_token_is_computed_whatever_hbm_keeps():
+    found = plan_preempt(victim(4096, (), 1, Surroundings(num_kept_tokens=10**9)), links(), h100())
+    context = 4096 - BLOCK_SIZE
+    assert found.recompute_cost_seconds == pytest.approx(float(h100().seconds(16, context)))
+
+
+def test_computing_that_fits_beside_reading_the_weights_delays_nobody():
+    prefill = PrefillModel.of(PrefillSpeed(0.0, 8e14, flops_per_byte=240.0), FALLBACK_SHAPE, 8192)
+    short, shared, long = (
+        plan_preempt(victim(num, (), 1, Surroundings(30, 0, others)), links(), prefill)
+        for num, others in ((128, 30), (128, 400), (1024, 30))
+    )
+    alone = float(prefill.seconds(128))
+    assert short.recompute_cost_seconds == pytest.approx(alone, rel=0.05)  # attention
+    every_token = 30 * float(prefill.marginal_seconds(128))
+    assert shared.recompute_cost_seconds == pytest.approx(alone + every_token)
+    assert long.recompute_cost_seconds > 10 * float(prefill.seconds(1024))
+
+
+def test_what_is_in_a_store_comes_back_from_there():
+    found = plan_preempt(victim(32_768, [1] * 2048), links(), h100())
+    assert found.swap_cost_seconds > 2048 * BLOCK_NBYTES / 2e9
 
 
 def test_short_sequences_are_computed_and_long_ones_swapped():
     seeded = Links(
         [],
-        {offload_link(): LinkModel(5e-5, 1e-4, 50e9), reload_link(): LinkModel(5e-5, 1e-4, 50e9)},
+        {offload_link(): LinkModel(5e-4, 1e-4, 50e9), reload_link(): LinkModel(5e-4, 1e-4, 50e9)},
     )
     found = [plan_preempt(victim(n), seeded, h100(step_seconds=0.0)).swap for n in (16, 131_072)]
     assert found == [False, True]
@@ -64,11 +144,12 @@ def test_short_sequences_are_computed_and_long_ones_swapped():
 
 def test_a_queue_on_the_way_down_counts_and_on_the_way_back_does_not():
     busy = links()
-    before = plan_preempt(victim(32_768), busy, h100()).swap_seconds
+    before = plan_preempt(victim(32_768), busy, h100()).swap_cost_seconds
     busy.submitted(reload_link(), 10**12)
-    assert plan_preempt(victim(32_768), busy, h100()).swap_seconds == before
+    assert plan_preempt(victim(32_768), busy, h100()).swap_cost_seconds == before
     busy.submitted(offload_link(), 10**12)
-    assert plan_preempt(victim(32_768), busy, h100()).swap_seconds == pytest.approx(before + 20.0)
+    after = plan_preempt(victim(32_768), busy, h100()).swap_cost_seconds
+    assert after == pytest.approx(before + 20.0)
     assert busy.queued_nbytes(reload_link()) == 10**12
 
 
@@ -79,7 +160,7 @@ def test_several_sequences_are_always_swapped(mode):
 
 
 def test_the_user_may_force_either():
-    slow, fast = links(down=1e6), links()
+    slow, fast = links(up=1e6), links()
     forced = plan_preempt(victim(32_768), slow, h100(), PreemptMode.SWAP)
     assert (forced.swap, forced.reason) == (True, PreemptReason.MODE)
     forced = plan_preempt(victim(32_768), fast, h100(), PreemptMode.RECOMPUTE)
@@ -91,28 +172,24 @@ def test_the_user_may_force_either():
     share=st.floats(0, 1),
     down=st.floats(1e6, 1e12),
     up=st.floats(1e6, 1e12),
+    around=st.builds(
+        Surroundings,
+        st.integers(0, 300),
+        st.integers(0, 300),
+        st.integers(0, 9000),
+        st.integers(0, 200_000),
+    ),
 )
-def test_the_cheaper_way_is_chosen(num_tokens, share, down, up):
+def test_the_cheaper_way_is_chosen(num_tokens, share, down, up, around):
     stored = int(share * (num_tokens // BLOCK_SIZE))
-    found = plan_preempt(victim(num_tokens, (stored,)), links(down, up), h100())
-    assert found.swap == (found.swap_seconds < found.recompute_seconds)
-    assert min(found.swap_seconds, found.recompute_seconds) > 0
-    less = plan_preempt(victim(num_tokens, (0,)), links(down, up), h100())
-    assert found.swap_seconds <= less.swap_seconds
+    found = plan_preempt(victim(num_tokens, [0] * stored, 1, around), links(down, up), h100())
+    assert found.swap == (found.swap_cost_seconds < found.recompute_cost_seconds)
+    assert min(found.swap_cost_seconds, found.recompute_cost_seconds) > 0
+    less = plan_preempt(victim(num_tokens, (), 1, around), links(down, up), h100())
+    assert found.swap_cost_seconds <= less.swap_cost_seconds
 
 
-@pytest.mark.parametrize(("num_tokens", "stored"), [(100, (7,)), (100, (-1,)), (0, ())])
+@pytest.mark.parametrize(("num_tokens", "stored"), [(100, 7), (0, 0)])
 def test_senseless_victims_are_refused(num_tokens, stored):
     with pytest.raises(ValueError, match=r"stored|nothing to lose"):
-        plan_preempt(victim(num_tokens, stored), Links.seeded({"d": StoreKind.NVME}), h100())
-
-
-def test_the_way_back_costs_only_what_the_wait_does_not_cover():
-    stored = victim(4096, (4096 // BLOCK_SIZE,))
-    now = plan_preempt(stored, links(), h100())
-    half = 0.5 * 4096 // BLOCK_SIZE * BLOCK_NBYTES / 50e9
-    later = plan_preempt(replace(stored, away_seconds=half), links(), h100())
-    much_later = plan_preempt(replace(stored, away_seconds=100.0), links(), h100())
-    assert now.swap_seconds - later.swap_seconds == pytest.approx(half)
-    assert now.swap_seconds - much_later.swap_seconds == pytest.approx(2 * half)
-    assert much_later.recompute_seconds == now.recompute_seconds
+        plan_preempt(victim(num_tokens, [0] * stored), Links.seeded({"d": StoreKind.NVME}), h100())

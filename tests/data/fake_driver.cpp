@@ -3,6 +3,7 @@
 // queue moves, which wait or record is forgotten and which call fails. Its clock counts a copy or a
 // kernel as a millisecond, and the engine's work as a second.
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../../csrc/cuda/block_index.h"
@@ -59,6 +61,8 @@ struct World {
 } world;
 
 std::recursive_mutex one_at_a_time;
+std::atomic<bool> held_up{false};    // whether who asks for a capture gets no answer
+std::atomic<int> num_held_up{0};     // how many are waiting for it
 thread_local int depth = 0;         // contexts pushed by this thread
 thread_local int capture_mode = 0;  // of this thread: 0 is global, 2 is relaxed
 constexpr int kHandle = 7;          // of device 0
@@ -153,8 +157,13 @@ int stream_destroy(void *stream) {
 }
 int stream_synchronize(void *stream) {
     CALL("cuStreamSynchronize");
-    run();
-    return at(stream).items.empty() ? 0 : 999;  // a deadlock
+    while (!at(stream).items.empty()) {  // the others run as far as this one waits for them
+        bool moved = step(at(stream));
+        for (std::size_t i = 0; !moved && i < world.streams.size(); ++i)
+            moved = step(*world.streams[i]);
+        if (!moved && !step(legacy)) return 999;  // a deadlock
+    }
+    return 0;
 }
 int stream_wait(void *stream, void *event, unsigned) {
     CALL("cuStreamWaitEvent");
@@ -167,6 +176,9 @@ int stream_wait(void *stream, void *event, unsigned) {
     return 0;
 }
 int is_capturing(void *, int *status) {
+    ++num_held_up;
+    while (held_up) std::this_thread::yield();
+    --num_held_up;
     *status = world.capturing ? 1 : 0;
     return called("cuStreamIsCapturing");
 }
@@ -385,6 +397,8 @@ int fake_num_records() { return world.num_records; }
 // 1: what a kernel gathers, 2: what one scatters, 3: each copy, 4: what lies behind a gather.
 void fake_spoil(int what) { world.spoil = what; }
 void fake_capturing(int capturing) { world.capturing = capturing; }
+void fake_hold_up(int hold_up) { held_up = hold_up != 0; }
+int fake_num_held_up() { return num_held_up; }
 void fake_fail(const char *name, int after, int code) {
     world.failing = name, world.failing_after = after, world.failing_code = code;
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from concurrent import futures
 
 import fake_driver
 import numpy as np
@@ -161,6 +162,21 @@ def test_closing_waits_and_leaves_nothing_behind(route: Route) -> None:
     assert bench.fake.lib.fake_depth() == 0
     with pytest.raises(RuntimeError, match="closed"):
         bench.copier.mark()
+    column, route_of = int64s([0]), bench.copier._native_routes
+    with pytest.raises(RuntimeError, match="closed"):
+        bench.copier._native.submit(True, 0, column, column, 0, route_of[route])
+
+
+def test_a_closed_copier_holds_and_delays_nobody() -> None:
+    bench = Bench(Route.DMA)
+    ticket = bench.submit(SCATTER, [0], [0])
+    bench.copier.close()
+    waits = bench.fake.calls("cuStreamWaitEvent")
+    assert bench.copier.hold_engine(ticket)
+    bench.copier.wait(ticket)
+    assert bench.fake.calls("cuStreamWaitEvent") == waits
+    assert not bench.fake.calls("cuEventSynchronize")
+    assert bench.copier.done(ticket)
 
 
 def test_without_kernels_every_route_is_dma() -> None:
@@ -209,6 +225,24 @@ def test_a_ticket_that_was_never_issued_holds_nobody(ticket: int) -> None:
     bench.submit(SCATTER, [0], [0])
     with pytest.raises(ProtocolError, match=f"ticket {ticket} was never issued"):
         bench.copier.hold_engine(Ticket(ticket))
+
+
+def test_an_event_serves_no_other_batch_while_the_engine_is_about_to_wait_for_it() -> None:
+    bench = Bench(Route.DMA)
+    ticket = bench.submit(SCATTER, [0], [0])
+    bench.run_copies()
+    with futures.ThreadPoolExecutor(2) as pool:
+        bench.fake.lib.fake_hold_up(1)
+        hold = pool.submit(bench.copier.hold_engine, ticket)
+        while not bench.fake.lib.fake_num_held_up():
+            pass
+        done = pool.submit(bench.copier.done, ticket)
+        early = futures.wait([done], 0.05).done
+        bench.fake.lib.fake_hold_up(0)
+        assert hold.result()
+        assert done.result()
+    assert not early
+    assert bench.fake.calls("cuStreamWaitEvent") == 1
 
 
 @each_route
@@ -291,6 +325,18 @@ def test_a_copier_that_cannot_be_made_leaves_nothing(call: str) -> None:
         fake.copier(LAYOUT, [array.ctypes.data for array in memory], slab)
     assert fake.lib.fake_live() == 0
     assert fake.lib.fake_depth() == 0
+
+
+def test_a_copier_that_gets_only_some_of_its_events_leaves_none() -> None:
+    bench = Bench(Route.DMA)
+    num_events = bench.fake.calls("cuEventCreate")
+    assert num_events > 100
+    for after in range(num_events):
+        bench.fake.fail("cuEventCreate", after=after)
+        live = bench.fake.lib.fake_live()
+        with pytest.raises(RuntimeError, match="cuEventCreate"):
+            bench.fake.copier(LAYOUT, bench.bases, bench.slab, tuning=BLOCK_BY_BLOCK)
+        assert bench.fake.lib.fake_live() == live
 
 
 def test_a_slab_is_page_locked_in_chunks_through_the_driver() -> None:
@@ -696,6 +742,14 @@ def test_a_marker_that_was_never_issued_is_refused(marker: int) -> None:
     bench.copier.mark()
     with pytest.raises(ProtocolError, match=f"marker {marker} was never issued"):
         bench.submit(GATHER, [0], [0], Marker(marker))
+
+
+def test_the_compiled_copier_takes_no_negative_marker() -> None:
+    bench = Bench(Route.DMA)
+    bench.copier.mark()
+    column, route = int64s([0]), bench.copier._native_routes[Route.DMA]
+    with pytest.raises(IndexError, match="marker -1 was never issued"):
+        bench.copier._native.submit(True, 0, column, column, -1, route)
 
 
 @settings(deadline=None)

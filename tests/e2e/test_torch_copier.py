@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from .gpu_scenes import CHOSEN, assert_bit_exact, assert_same_tokens
-from .harness import Engine, EngineOptions, Engines
-from .scenarios import SMALL_HYBRID_POOL, SMALL_POOL, References
-from .tiers import Tiers, dram, tiered
+from .gpu_scenes import assert_bit_exact, assert_same_tokens, each_pool, each_way, starts
+from .harness import EngineOptions, Engines
+from .scenarios import SMALL_POOL, References
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+start = starts("TorchCopier")
 
 
 @pytest.fixture(autouse=True)
@@ -26,27 +26,12 @@ def as_on_a_gpu(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     engines.shutdown()
 
 
-def start(engines: Engines, options: EngineOptions, **sections: object) -> tuple[Engine, Tiers]:
-    """Return an engine whose copier is torch's, and its tiers."""
-    from kvtiers.data.copier_torch import TorchCopier  # noqa: PLC0415
-
-    engine = engines.get(tiered(options, dram(**sections)))
-    tiers = Tiers(engine)
-    assert isinstance(tiers.worker._executor._executor._shop.copier, TorchCopier)
-    return engine, tiers
-
-
-@pytest.mark.parametrize("sync_below", ["1s", "0ms"], ids=["sync", "async"])
-@pytest.mark.parametrize(
-    "pool", [SMALL_POOL, SMALL_HYBRID_POOL], ids=["one KV group", "two KV groups"]
-)
+@each_way
+@each_pool
 def test_the_same_tokens_as_without_kvtiers(
     engines: Engines, references: References, pool: EngineOptions, sync_below: str
 ) -> None:
-    for scenario in CHOSEN:  # asked before the engine with kvtiers starts: one runs at a time
-        references.answers(scenario, pool)
-    engine, tiers = start(engines, pool, reload={"sync_below": sync_below})
-    assert_same_tokens(engine, tiers, references, pool)
+    assert_same_tokens(start, engines, references, pool, sync_below)
 
 
 def test_reloaded_blocks_are_bit_exact(engines: Engines) -> None:

@@ -12,7 +12,7 @@ from kvtiers.control.policy.cost import Cost, Memory, Value
 from kvtiers.control.policy.lines import fingerprint
 from kvtiers.control.policy.lru import LRU
 from kvtiers.control.policy.s3_fifo import S3FIFO
-from kvtiers.control.policy.shadow import Contest
+from kvtiers.control.policy.shadow import Contest, name_of
 from kvtiers.control.policy.w_tinylfu import WTinyLFU
 from kvtiers.model.keys import BlockKey
 
@@ -42,8 +42,9 @@ class Adaptive:
     def __init__(self, capacity: int, value: Value | None = None) -> None:
         self._capacity = capacity
         self._value = value
-        self._contest = Contest(capacity, RULES, FIRST)
         self._memory = Memory(capacity)
+        rules = {**RULES, "cost": lambda size: Cost(size, None, self._memory, name_of)}
+        self._contest = Contest(capacity, rules, FIRST)
         self._exposed: OrderedDict[BlockKey, bool] = OrderedDict()  # in order of use
         self._policy = self._make(FIRST)
         self._heir: EvictionPolicy | None = None
@@ -57,22 +58,24 @@ class Adaptive:
 
     def admitted(self, key: BlockKey) -> None:
         """Tell the leader, and let the rules compete for the key."""
-        self._memory.note(fingerprint(key))
+        name = fingerprint(key)
+        self._memory.note(name)
         self._exposed[key] = False
         self._policy.admitted(key)
         if self._heir is not None:
             self._heir.admitted(key)
             self._told.add(key)
-        self._asked(key)
+        self._asked(name)
 
     def touched(self, key: BlockKey) -> None:
         """Tell the leader, and let the rules compete for the key."""
-        self._memory.note(fingerprint(key))
+        name = fingerprint(key)
+        self._memory.note(name)
         self._exposed.move_to_end(key)
         self._policy.touched(key)
         if self._heir is not None and key in self._told:
             self._heir.touched(key)
-        self._asked(key)
+        self._asked(name)
 
     def exposed(self, key: BlockKey) -> None:
         """Tell the leader."""
@@ -105,8 +108,8 @@ class Adaptive:
             return Cost(self._capacity, self._value, self._memory)
         return RULES[name](self._capacity)
 
-    def _asked(self, key: BlockKey) -> None:
-        if self._contest.asked(key):
+    def _asked(self, name: int) -> None:
+        if self._contest.asked(name):
             self._heir = self._make(self._contest.leader)
             self._told = set()
             self._untold = list(reversed(self._exposed))

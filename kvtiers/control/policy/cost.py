@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
+from typing import Final
 
 from kvtiers.control.policy.lines import Line, Node, OnLines, fingerprint
 from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges, bucket_of, class_of
@@ -11,6 +13,8 @@ from kvtiers.control.policy.sketch import Sketch
 from kvtiers.model.keys import BlockKey
 
 Value = Callable[[BlockKey], float]
+
+_NEWEST: Final = 64
 
 
 class Memory:
@@ -37,7 +41,11 @@ class Memory:
 
 
 class Ends(Line):
-    """Blocks in order of use, of which the first and the last that may leave are wanted."""
+    """Blocks in order of use, of which the first and the last that may leave are wanted.
+
+    The last is looked for among those that were exposed or used of late: so many are ranked that
+    the next of them takes over when it leaves, and so few that a sweep of a large tier is short.
+    """
 
     __slots__ = ("_newest",)
 
@@ -48,19 +56,28 @@ class Ends(Line):
     def expose(self, node: Node) -> None:
         """Let a block of this line leave from now on."""
         super().expose(node)
+        self._rank_newest(node)
+
+    def use(self, node: Node, order: int) -> None:
+        """Give a block of this line a later place."""
+        node.order = order
+        if node.exposed:
+            self._rank_newest(node)
+
+    def _rank_newest(self, node: Node) -> None:
         newest = self._newest
         heapq.heappush(newest, (-node.order, node))
-        if len(newest) > 4 * self.num_exposed + 64:
+        if len(newest) > 2 * _NEWEST:
             kept = {row[1]: row for row in newest if self._stands(row)}
-            self._newest = list(kept.values())
-            heapq.heapify(self._newest)
+            self._newest = sorted(kept.values())[:_NEWEST]  # which is a heap
 
     def last(self) -> Node | None:
-        """Return the last block that may leave."""
+        """Return the last block that may leave, None when none of late may."""
         newest = self._newest
         while newest:
-            if self._stands(newest[0]):
-                return newest[0][1]
+            order, node = newest[0]
+            if node.exposed and node.line is self and node.order == -order:  # as in `_stands`
+                return node
             heapq.heappop(newest)
         return None
 
@@ -78,23 +95,29 @@ class Cost(OnLines):
     Args:
         value: seconds that the reload of a block saves; all the same if not given.
         memory: of keys, here and gone, whose owner notes what is asked for; else its own.
+        name: by which a memory knows a key; its fingerprint unless the keys are stand-ins.
     """
 
     def __init__(
-        self, capacity: int, value: Value | None = None, memory: Memory | None = None
+        self,
+        capacity: int,
+        value: Value | None = None,
+        memory: Memory | None = None,
+        name: Callable[[BlockKey], int] = fingerprint,
     ) -> None:
         super().__init__()
         self._value = value
         self._lines = [Ends() for _ in range(NUM_CLASSES)]
         self._memory = memory or Memory(capacity)
         self._notes = memory is None
+        self._name = name
 
     def admitted(self, key: BlockKey) -> None:
         """Count residence as a use, beside those before it."""
-        print_ = fingerprint(key)
+        name = self._name(key)
         if self._notes:
-            self._memory.note(print_)
-        uses = max(1, self._memory.uses(print_))
+            self._memory.note(name)
+        uses = self._memory.uses(name) or 1
         node = Node(key, self._lines[class_of(uses)], self._memory.clock)
         node.uses = uses
         self._nodes[key] = node
@@ -102,25 +125,30 @@ class Cost(OnLines):
     def touched(self, key: BlockKey) -> None:
         """Count a use."""
         if self._notes:
-            self._memory.note(fingerprint(key))
+            self._memory.note(self._name(key))
         node = self._nodes[key]
         node.uses += 1
-        self._lines[class_of(node.uses)].join(node, self._memory.clock)
+        line = self._lines[class_of(node.uses)]
+        if line is node.line:
+            line.use(node, self._memory.clock)
+        else:
+            line.join(node, self._memory.clock)
 
     def next_victim(self) -> BlockKey | None:
         """Return the block that promises least; the least recently used of equals."""
         worst: Node | None = None
-        least = (0.0, 0)
-        now = self._memory.clock
+        least = math.inf
+        now, value = self._memory.clock, self._value
         for line, rates in zip(self._lines, self._memory.ages.rates, strict=True):
-            first = line.first()
-            if first is None:
+            if not line.num_exposed:
                 continue
-            last = line.last()
-            for node in (first,) if last is first or last is None else (first, last):
+            first, last = line.first(), line.last()
+            for node in (first, last):
+                if node is None or node is worst:
+                    continue
                 promise = rates[bucket_of(now - node.order)]
-                if self._value is not None:
-                    promise *= self._value(node.key)
-                if worst is None or (promise, node.order) < least:
-                    worst, least = node, (promise, node.order)
+                if value is not None:
+                    promise *= value(node.key)
+                if promise < least or (worst and promise == least and node.order < worst.order):
+                    worst, least = node, promise
         return None if worst is None else worst.key

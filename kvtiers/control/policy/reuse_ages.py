@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from typing import Final
 
@@ -17,6 +18,8 @@ _FIRST_LOOK: Final = 256  # notes until the first estimate
 _LIFE: Final = 1 << 15  # notes after which what was learnt counts half
 _MIX: Final = 0x85EBCA6B  # of MurmurHash3: what is sampled must not depend on a sketch's rows
 
+_Floats = npt.NDArray[np.float64]
+
 
 def class_of(uses: int) -> int:
     """Return the class of blocks that were asked for so often, 1 or more."""
@@ -29,7 +32,7 @@ def bucket_of(age: int) -> int:
     return age if exponent < 0 else 4 * exponent + (age >> exponent)
 
 
-def _widths() -> npt.NDArray[np.float64]:
+def _widths() -> _Floats:
     edges = [
         bucket if bucket < 4 else (4 + bucket % 4) << (bucket // 4 - 1)
         for bucket in range(_NUM_BUCKETS + 1)
@@ -50,7 +53,8 @@ class ReuseAges:
     def __init__(self, capacity: int) -> None:
         self._one_in = max(1, capacity * _SPAN // _SAMPLED)
         self._most = min(_SAMPLED, capacity * _SPAN)
-        self._seen: OrderedDict[int, tuple[int, int]] = OrderedDict()  # when last, how often
+        self._places: OrderedDict[int, int] = OrderedDict()  # of keys, the oldest first, in:
+        self._when, self._uses = array("q"), array("q")  # asked for last, and how often
         self._came_back = np.zeros((NUM_CLASSES, _NUM_BUCKETS))
         self._never = np.zeros(NUM_CLASSES)
         self._widths = _widths()
@@ -62,24 +66,38 @@ class ReuseAges:
         """Note that a key is asked for."""
         if (fingerprint * _MIX & 0xFFFFFFFF) % self._one_in:
             return
-        last, uses = self._seen.pop(fingerprint, (now, 0))
-        if uses:
-            self._came_back[class_of(uses), bucket_of(now - last)] += 1
-        self._seen[fingerprint] = (now, uses + 1)
-        if len(self._seen) > self._most:
-            _, (_, uses) = self._seen.popitem(last=False)
-            self._never[class_of(uses)] += 1
+        place = self._places.get(fingerprint)
+        if place is not None:
+            uses = self._uses[place]
+            self._came_back[class_of(uses), bucket_of(now - self._when[place])] += 1
+            self._when[place], self._uses[place] = now, uses + 1
+            self._places.move_to_end(fingerprint)
+        else:
+            self._add(fingerprint, now)
         self._num_notes += 1
         if self._num_notes >= self._next_look:
             self._look(now)
 
+    def _add(self, fingerprint: int, now: int) -> None:
+        place = len(self._places)
+        if place < self._most:
+            self._when.append(now)
+            self._uses.append(1)
+        else:
+            _, place = self._places.popitem(last=False)
+            self._never[class_of(self._uses[place])] += 1
+            self._when[place], self._uses[place] = now, 1
+        self._places[fingerprint] = place
+
     def _look(self, now: int) -> None:
         self._next_look = self._num_notes + max(_FIRST_LOOK, self._most >> 4)
-        waiting = np.zeros_like(self._came_back)
-        for last, uses in self._seen.values():
-            waiting[class_of(uses), bucket_of(now - last)] += 1
+        waiting = self._waiting(now)
+        end = 1 + int(np.flatnonzero((self._came_back + waiting).any(axis=0)).max(initial=0))
+        widths = self._widths[:end]
+        later = np.triu(np.ones((end, end), dtype=bool))
+        beyond = [0.0] * (_NUM_BUCKETS - end)
         self.rates = [
-            self._indexes(came, stopped, waits).tolist()
+            _indexes(came[:end], stopped, waits[:end], widths, later).tolist() + beyond
             for came, stopped, waits in zip(self._came_back, self._never, waiting, strict=True)
         ]
         if self._num_notes >= _LIFE:
@@ -88,21 +106,33 @@ class ReuseAges:
             self._num_notes //= 2
             self._next_look -= self._num_notes
 
-    def _indexes(
-        self, came: npt.NDArray[np.float64], stopped: float, waiting: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
-        """Return the best rate of reuse from each age on.
+    def _waiting(self, now: int) -> _Floats:
+        """Return how many keys of each class are of each age now."""
+        uses = np.frombuffer(self._uses, np.int64)
+        ages = now - np.frombuffer(self._when, np.int64)
+        classes = np.array(_CLASS_OF)[np.minimum(uses, len(_CLASS_OF) - 1)]
+        exponents = np.frexp(ages)[1] - 3  # as in `bucket_of`
+        buckets = np.where(exponents < 0, ages, 4 * exponents + (ages >> exponents.clip(0)))
+        shape = (NUM_CLASSES, _NUM_BUCKETS)
+        counts = np.bincount(classes * _NUM_BUCKETS + buckets, minlength=shape[0] * shape[1])
+        return counts.reshape(shape).astype(np.float64)
 
-        Args:
-            came: keys by the age at which they came back. stopped: keys that were forgotten.
-            waiting: keys by their age now, which may still come back: they count up to it.
-        """
-        leaves = came + waiting
-        beyond = stopped + np.cumsum(leaves[::-1])[::-1]  # reached the start of each bucket
-        mean = beyond - leaves / 2  # over the bucket
-        hits = np.concatenate(([0.0], np.cumsum(came)))
-        kept = np.concatenate(([0.0], np.cumsum((mean + 0.5) * self._widths)))
-        gain = hits[None, 1:] - hits[:-1, None]
-        span = kept[None, 1:] - kept[:-1, None]
-        ahead = np.triu(np.ones_like(gain, dtype=bool))
-        return np.asarray(np.where(ahead, gain / np.where(ahead, span, 1.0), 0.0).max(axis=1))
+
+def _indexes(
+    came: _Floats, stopped: float, waiting: _Floats, widths: _Floats, later: npt.NDArray[np.bool_]
+) -> _Floats:
+    """Return the best rate of reuse from each age on.
+
+    Args:
+        came: keys by the age at which they came back. stopped: keys that were forgotten.
+        waiting: keys by their age now, which may still come back: they count up to it.
+        widths: of the buckets of ages. later: whether a bucket, the column, is not before another.
+    """
+    leaves = came + waiting
+    beyond = stopped + np.cumsum(leaves[::-1])[::-1]  # reached the start of each bucket
+    mean = beyond - leaves / 2  # over the bucket
+    hits = np.concatenate(([0.0], np.cumsum(came)))
+    kept = np.concatenate(([0.0], np.cumsum((mean + 0.5) * widths)))
+    gain = hits[None, 1:] - hits[:-1, None]
+    span = kept[None, 1:] - kept[:-1, None]
+    return np.asarray(np.where(later, gain / np.where(later, span, 1.0), 0.0).max(axis=1))

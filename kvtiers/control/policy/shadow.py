@@ -6,18 +6,25 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kvtiers.control.policy.base import EvictionPolicy
-from kvtiers.control.policy.lines import fingerprint
 from kvtiers.model.keys import BlockKey
 
-_BLOCKS: Final = 512  # of a shadow; a tier of fewer is copied whole
+_BLOCKS: Final = 512  # of a shadow
+_MOST_SHARE: Final = 4  # a shadow of a small tier has one block in so many of it
+_LEAST_BLOCKS: Final = 128  # but so many, if the tier has them
 # A hit counts half after so many keys asked for, per block of a shadow, and hits of the best rule:
 # where hits are rare, fewer tell nothing.
 _HALF_LIFE: Final = 4
 _TELLING_HITS: Final = 512
-_WARM_UP: Final = 8  # keys asked for, per block of a shadow, before rules that learn are judged
+# Keys asked for, per block of a shadow, before hits count: the span that `cost` learns from.
+_WARM_UP: Final = 16
 _MIX: Final = 0xC2B2AE35  # of MurmurHash3
 _LEAST_GAIN: Final = 0.03  # what a change of leader must bring
-_DEVIATIONS: Final = 2.0  # and by how many standard deviations, were the shadows independent
+_DEVIATIONS: Final = 3.0  # and by how many standard deviations, were the shadows independent
+
+
+def name_of(stand_in: BlockKey) -> int:
+    """Return the fingerprint of the key that a shadow knows as this one."""
+    return int.from_bytes(stand_in, "big")
 
 
 class Shadow:
@@ -52,25 +59,29 @@ class Contest:
     Sampled by fingerprint, a key is always in or always out, and a shadow of a share of the
     tier's blocks that sees the same share of the keys has about the tier's hit rate (Waldspurger
     and others, ATC 2017). Bounded: 512 blocks for each rule.
+
+    Args:
+        rules: by name; they rank stand-ins for keys, see `name_of`.
     """
 
     def __init__(
         self, capacity: int, rules: Mapping[str, Callable[[int], EvictionPolicy]], leader: str
     ) -> None:
         self.leader = leader
-        size = min(capacity, _BLOCKS)
-        self._one_in = max(1, capacity // size)
+        size = min(_BLOCKS, max(capacity // _MOST_SHARE, min(capacity, _LEAST_BLOCKS)))
+        self._one_in = max(1, round(capacity / size))
+        size = max(1, round(capacity / self._one_in))
         self._shadows = {name: Shadow(size, make(size)) for name, make in rules.items()}
         self._size = size
         self._until_judged = _WARM_UP * size
+        self._warm = False
         self._num_asked = 0
 
-    def asked(self, key: BlockKey) -> bool:
-        """Note that a key was asked for; whether the leader may have changed."""
-        name = fingerprint(key)
+    def asked(self, name: int) -> bool:
+        """Note that a key of this fingerprint was asked for; whether the leader has changed."""
         if (name * _MIX >> 5 & 0xFFFFFFFF) % self._one_in:
             return False
-        stand_in = BlockKey(name.to_bytes(4, "big"))  # nothing here refers to a key
+        stand_in = BlockKey(name.to_bytes(4, "big"))  # nothing here refers to the key
         for shadow in self._shadows.values():
             shadow.asked(stand_in)
         self._num_asked += 1
@@ -78,7 +89,13 @@ class Contest:
         if self._until_judged:
             return False
         self._until_judged = self._size
-        return self._judge()
+        if self._warm:
+            return self._judge()
+        self._warm = True
+        self._num_asked = 0
+        for shadow in self._shadows.values():
+            shadow.num_hits = 0.0
+        return False
 
     def _judge(self) -> bool:
         shadows = self._shadows

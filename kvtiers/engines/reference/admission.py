@@ -101,14 +101,9 @@ class Admission:
             claim.load = load
         return True
 
-    def allocate(self, request: Request, claims: Sequence[Claim]) -> set[str]:
-        """Give a request its blocks, and start its loads.
-
-        Returns:
-            the sequences that load within the coming step.
-        """
-        pool, in_step = self._pool, set()
-        head = claims[0]
+    def allocate(self, request: Request, claims: Sequence[Claim]) -> None:
+        """Give a request its blocks, and start its loads."""
+        pool, head = self._pool, claims[0]
         num_spare = self.num_spare(request)
         prompt = request.new.num_prompt_tokens // self._settings.hash_tokens
         prompt *= self._settings.blocks_per_hash
@@ -129,8 +124,5 @@ class Admission:
                 request.reloaded_by_tier = dict(claim.load.by_tier)
             if num_loaded and claim.load.asynchronous:
                 request.loading.add(sequence.sequence_id)
-            elif num_loaded:
-                in_step.add(sequence.sequence_id)
         request.spare_block_ids = pool.take(num_spare)
         self._tiers.will_write(request.spare_block_ids)
-        return in_step

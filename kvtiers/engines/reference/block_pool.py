@@ -29,6 +29,7 @@ class BlockPool:
         self._free = deque(range(1, num_blocks + 1))
         self._left_places: dict[int, int] = {}
         self._num_left_places = 0
+        self.num_taken = 0  # blocks that were handed out so far
         self._runs: dict[bytes, Sequence[int]] = {}  # hash -> its blocks
         self._hash_of: dict[int, bytes] = {}  # each block of a run that is cached
 
@@ -84,6 +85,7 @@ class BlockPool:
             if not self._left_places.keys().isdisjoint(taken):
                 taken = [block_id for block_id in taken if not self._leaves_place(block_id)]
         self._held.update(taken)
+        self.num_taken += num
         for block_hash in set(map(self._hash_of.get, taken)):
             if block_hash is not None:
                 self._forget(block_hash)

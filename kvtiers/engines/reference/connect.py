@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,9 +74,21 @@ def connect(
         worker = build_host_rank(config, layout, kv.addresses(), facts, below.wrap_store)
     else:
         worker = build_torch_rank(config, layout, kv.flat(), facts, below.wrap_store)
-    scheduler = SchedulerConnector(config, shape, time.monotonic)
-    scheduler.connect([worker.hello])
+    with ExitStack() as made:
+        made.callback(worker.close)
+        scheduler = SchedulerConnector(config, shape, time.monotonic)
+        made.callback(scheduler.close)
+        scheduler.connect([worker.hello])
+        made.pop_all()
     return scheduler, worker
+
+
+def disconnect(scheduler: SchedulerConnector | None, worker: WorkerConnector | None) -> None:
+    """Close the copying side and then the other, whatever the first one raises."""
+    with ExitStack() as closing:
+        for side in (scheduler, worker):
+            if side is not None:
+                closing.callback(side.close)
 
 
 def _fingerprint(shape: ReferenceShape, device: str, layout: KVLayout) -> Fingerprint:

@@ -23,7 +23,8 @@ class Engine:
     """Requests in, tokens out. Not thread-safe; the runner's clock is the only one.
 
     Driving it is a loop: add what has arrived by `now`, `step` while there are unfinished
-    requests, `wait_until` the next arrival otherwise.
+    requests, `wait_until` the next arrival otherwise. After an exception that is not of `add`, only
+    `close` makes sense: requests and blocks are then as far as the step had come.
     """
 
     def __init__(self, settings: EngineSettings, runner: Runner) -> None:
@@ -55,10 +56,10 @@ class Engine:
         scheduler = self.scheduler
         return Gauges(
             kv_use=self.pool.use,
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.queue) - scheduler.num_swapped,
             num_running=len(scheduler.running),
             num_loading=len([it for it in scheduler.running if it.loading]) if self._loads else 0,
-            num_swapped=len(scheduler.swapped),
+            num_swapped=scheduler.num_swapped,
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
         )
@@ -87,7 +88,7 @@ class Engine:
         first = TokenSequence.of(request, self.settings.hash_tokens)
         mine = Request(request, [first])
         self._requests[request.request_id] = mine
-        self.scheduler.waiting.append(mine)
+        self.scheduler.queue.append(mine)
         num_local = len(self.scheduler.local_blocks(first)) * self.settings.block_size
         self._tiers.arrived(first, num_local)
 
@@ -112,7 +113,7 @@ class Engine:
                 long as it takes to make progress.
         """
         started = self.now
-        schedule = self.scheduler.schedule(started)
+        schedule = self.scheduler.schedule()
         for request in (*schedule.resumed, *schedule.admitted):
             self._note_admission(request, started)
         work, known = self._outputs.prepare(schedule, idle_until)

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.step import Reload, Step
-from kvtiers.cost.preempt import PreemptMode
+from kvtiers.cost.preempt import PreemptMode, Surroundings
 from kvtiers.engines.reference.block_pool import NULL_BLOCK
 from kvtiers.engines.reference.requests import Request, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings
@@ -47,15 +47,15 @@ class LowerTiers:
             sequence.sequence_id, sequence.hashes, sequence.num_known, num_local
         )
 
-    def swap_pays(self, request: Request, away_seconds: float) -> bool:
-        """Whether to swap a victim, which will be away for so long, rather than to recompute it."""
+    def swap_pays(self, request: Request, around: Surroundings) -> bool:
+        """Whether to swap a victim that leaves others behind, or to recompute it."""
         if self._connector is None:
             return False
         head = request.live[0]
         mode, num = self._settings.preemption, max(1, head.num_computed)
         places = request.num_places
         name = head.sequence_id
-        return self._connector.preemption(name, num, places, mode, away_seconds).swap
+        return self._connector.preemption(name, num, places, mode, around).swap
 
     # -- commands ---------------------------------------------------------------------
 
@@ -80,14 +80,12 @@ class LowerTiers:
         connector.controller.outlook.returned(sequence.sequence_id)
 
     def swapped(self, request: Request) -> None:
-        """Copy down what is not below yet; it is reloaded later, whatever that costs, where the
-        user or the group demand it."""
+        """Copy down what is not below yet; it is reloaded later, whatever the planner thinks: that
+        the way down was gone is decided."""
         assert self._connector is not None, "nothing can be swapped without kvtiers"
-        forced = self._settings.preemption is PreemptMode.SWAP or request.new.num_sequences > 1
         for sequence in request.live:
             self._preempted.append(sequence.sequence_id)
-            if forced:
-                self._connector.controller.outlook.must_return(sequence.sequence_id)
+            self._connector.controller.outlook.must_return(sequence.sequence_id)
 
     def dropped(self, sequence: TokenSequence) -> None:
         """Forget the KV of a sequence that will be computed again: it is not copied down."""

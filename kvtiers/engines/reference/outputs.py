@@ -195,9 +195,8 @@ class Outputs:
         now: float,
     ) -> None:
         """Give a request its first token, or each sequence of a group its own."""
-        if request.first_token_at is None:
-            request.first_token_at = now
-            taken.first_tokens.append(request.request_id)
+        request.first_token_at = now
+        taken.first_tokens.append(request.request_id)
         others = [self._fork(request, sequence, idx) for idx in range(1, request.new.num_sequences)]
         for each, token in zip((sequence, *others), tokens, strict=True):
             each.last_token_at = now
@@ -211,8 +210,8 @@ class Outputs:
         tokens: Sequence[int],
         now: float,
     ) -> None:
-        """Give a sequence its tokens, as far as its end."""
-        kept = list(tokens[: sequence.num_most - sequence.num_known])
+        """Give a sequence its tokens, as far as one that stops it."""
+        kept = list(tokens)
         stop_ids = request.new.stop_token_ids
         stop = next((i for i, token in enumerate(kept) if token in stop_ids), None)
         if stop is not None:

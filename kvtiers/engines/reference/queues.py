@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterator
 
-from kvtiers.engines.reference.requests import Request
+from kvtiers.engines.reference.requests import Request, State
 from kvtiers.engines.reference.settings import Policy
 
 
 class RequestQueue:
-    """First come, first served, or by priority; who comes back stands before its equals."""
+    """First come, first served, or by priority; who comes back stands before its equals.
+
+    Of those that gave way the last one comes back first, whether it was swapped or is computed
+    again: it is the oldest. By priority, swapped ones still precede all that hold nothing below.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._by_priority = policy is Policy.PRIORITY
-        self._rows: list[tuple[int, int, Request]] = []
+        self._rows: list[tuple[float, int, Request]] = []
         self._next_last = 0
         self._next_first = -1
 
@@ -43,5 +48,7 @@ class RequestQueue:
         del self._rows[idx]
 
     def _insert(self, request: Request, place: int) -> None:
-        rank = request.new.priority if self._by_priority else 0
+        rank: float = 0
+        if self._by_priority:
+            rank = -math.inf if request.state is State.SWAPPED else request.new.priority
         insort(self._rows, (rank, place, request), key=lambda row: row[:2])

@@ -175,7 +175,6 @@ class Request:
         sequences: one until the prompt is computed, then all of the group.
         spare_block_ids: for the blocks that the group's sequences cannot share.
         loading: ids of its sequences whose load runs between steps.
-        preempted_at: when it lost its blocks; None while it has not, or has some again.
         void: whether what it has loaded or found is of before a reset.
         tokens: of all its output, by the sequence; see `Served` for the counts.
     """
@@ -187,7 +186,6 @@ class Request:
     spare_block_ids: list[int] = field(default_factory=list)
     loading: set[str] = field(default_factory=set)
     void: bool = False
-    preempted_at: float | None = None
     admitted_at: float | None = None
     first_token_at: float | None = None
     num_local_tokens: int = 0

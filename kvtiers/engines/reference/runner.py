@@ -12,7 +12,7 @@ from kvtiers.connector.rank import WrapStore
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.step import Reload, Step
 from kvtiers.connector.worker import Loaded, WorkerConnector
-from kvtiers.engines.reference.connect import Below, connect
+from kvtiers.engines.reference.connect import Below, connect, disconnect
 from kvtiers.engines.reference.model import Chunk, ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
 from kvtiers.model.config import Config
@@ -174,11 +174,9 @@ class ReferenceRunner:
 
     def close(self) -> None:
         """Release kvtiers' memory and stores; idempotent."""
-        if self.worker is not None:
-            self.worker.close()
-        if self.scheduler is not None:
-            self.scheduler.close()
-        self.worker = self.scheduler = None
+        scheduler, worker = self.scheduler, self.worker
+        self.scheduler = self.worker = None
+        disconnect(scheduler, worker)
 
     # -- the life of a request ----------------------------------------------------------
 

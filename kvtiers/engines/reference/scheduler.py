@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
+from kvtiers.cost.preempt import Surroundings
 from kvtiers.engines.reference.admission import Admission, fits
 from kvtiers.engines.reference.block_pool import BlockPool
 from kvtiers.engines.reference.lower_tiers import LowerTiers
@@ -24,12 +25,10 @@ class Schedule:
     Attributes:
         work: the step itself: sequence id to the sequence, whose it is, and its tokens.
         budget: tokens that are left.
-        loading: ids of sequences that load within the step.
     """
 
     budget: int
     work: dict[str, tuple[Request, TokenSequence, int]] = field(default_factory=dict)
-    loading: set[str] = field(default_factory=set)
     admitted: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -57,7 +56,7 @@ class _Verdict(Enum):
 
 
 class Scheduler:
-    """Decodes first, then prefills, then who was swapped out, then who waits.
+    """Decodes first, then prefills, then who gave way, then newcomers.
 
     Args:
         pool: whose blocks the requests hold. tiers: kvtiers below.
@@ -66,34 +65,33 @@ class Scheduler:
     def __init__(self, settings: EngineSettings, pool: BlockPool, tiers: LowerTiers) -> None:
         self.settings = settings
         self.pool = pool
-        self.waiting = RequestQueue(settings.policy)
-        self.swapped = RequestQueue(settings.policy)
+        self.queue = RequestQueue(settings.policy)  # waiting and swapped requests
+        self.num_swapped = 0  # of those in the queue
         self.running: list[Request] = []  # in the order of their admission
         self.num_preemptions = 0
         self.num_swaps = 0
         self._tiers = tiers
         self._admission = Admission(settings, pool, tiers)
         self._num_admitted = 0
-        self._now = 0.0
-        self._away_seconds = 0.0  # that those who came back had been away, of late
+        # Of each victim, how many blocks the pool had handed out when it lost its own; and how many
+        # more it has handed out, of late, until one was back: the victim's among the first. Until
+        # one was back, nothing is counted on.
+        self._away: dict[str, int] = {}
+        self._num_taken_away: float | None = None
 
-    def schedule(self, now: float) -> Schedule:
+    def schedule(self) -> Schedule:
         """Return the next step; who it preempts and admits is so from now on."""
-        self._now = now
         step = Schedule(self.settings.max_num_batched_tokens)
         self._schedule_running(step)
         if not step.preempted:  # else there is no room for anybody
-            over: set[str] = set()
-            step.resumed = self._admit(self.swapped, step, over)
-            if all(request.new.tenant in over for request in self.swapped):
-                step.admitted = self._admit(self.waiting, step, over)
+            self._admit(step)
         return step
 
     def preempt(self, request: Request, *, may_swap: bool = True) -> None:
         """Take a running request's blocks away, and queue it in front of others."""
-        swap = may_swap and self._tiers.swap_pays(request, self._away_seconds)
+        swap = may_swap and self._tiers.swap_pays(request, self._around(request))
         self.running.remove(request)
-        request.preempted_at = self._now
+        self._away[request.request_id] = self.pool.num_taken
         self.num_preemptions += 1
         if swap:
             self._tiers.swapped(request)
@@ -105,7 +103,8 @@ class Scheduler:
                 self._tiers.dropped(sequence)
         self.release(request)
         request.state = State.SWAPPED if swap else State.WAITING
-        (self.swapped if swap else self.waiting).put_back(request)
+        self.num_swapped += swap
+        self.queue.put_back(request)
 
     def release(self, request: Request) -> None:
         """Free all blocks of a request."""
@@ -119,10 +118,8 @@ class Scheduler:
         """Take a request out of wherever it stands."""
         if request.state is State.RUNNING:
             self.running.remove(request)
-        elif request.state is State.SWAPPED:
-            self.swapped.remove(request)
         else:
-            self.waiting.remove(request)
+            self._dequeue(request)
         request.state = State.FINISHED
 
     def local_blocks(self, sequence: TokenSequence) -> list[int]:
@@ -198,27 +195,52 @@ class Scheduler:
 
     # -- who is admitted --------------------------------------------------------------
 
-    def _admit(self, queue: RequestQueue, step: Schedule, over: set[str]) -> list[Request]:
+    def _admit(self, step: Schedule) -> None:
         """Admit requests in their order, as far as there is room for them.
 
-        Args:
-            over: tenants that have enough; of each, nobody overtakes who had to wait.
+        Of a tenant that has enough, nobody overtakes who had to wait.
         """
-        admitted: list[Request] = []
+        over: set[str] = set()
         idx = 0
-        while idx < len(queue) and step.budget > 0:
-            request = queue[idx]
+        while idx < len(self.queue) and step.budget > 0:
+            request = self.queue[idx]
+            was_swapped = request.state is State.SWAPPED
             verdict = self._try(request, step, over)
-            if verdict is _Verdict.NO_ROOM:
+            if verdict is _Verdict.NO_ROOM or (verdict is _Verdict.ASK_AGAIN and was_swapped):
                 break
             if verdict is _Verdict.ADMITTED:
-                queue.remove(request)
-                admitted.append(request)
+                (step.resumed if was_swapped else step.admitted).append(request)
                 continue
             idx += 1
             if verdict is _Verdict.OVER_SHARE:
                 over.add(request.new.tenant)
-        return admitted
+
+    def _around(self, victim: Request) -> Surroundings:
+        """Return whom a victim leaves behind, and what it will find in HBM when it returns."""
+        running = [it for it in self.running if it is not victim and not it.loading]
+        num_tokens = sum(it.num_places for it in running)
+        for request in self.queue:
+            if num_tokens >= self.settings.max_num_batched_tokens:
+                break
+            if request.state is not State.SWAPPED:
+                num_tokens += sum(sequence.num_known for sequence in request.live)
+        taken, away = self.pool.num_taken, self._away.values()
+        kept = 0.0
+        if self._num_taken_away is not None and self.settings.prefix_caching:
+            so_far = sum(taken - then for then in away) / max(len(away), 1)
+            lost = max(self._num_taken_away, so_far) - self.pool.num_free
+            kept = victim.num_blocks - max(0.0, lost)
+        return Surroundings(
+            num_running=len(running),
+            num_waiting=len(self.queue),
+            num_step_tokens=min(num_tokens, self.settings.max_num_batched_tokens),
+            num_kept_tokens=max(0, int(kept)) * self.settings.block_size,
+        )
+
+    def _dequeue(self, request: Request) -> None:
+        self.queue.remove(request)
+        self.num_swapped -= request.state is State.SWAPPED
+        self._away.pop(request.request_id, None)
 
     def _try(self, request: Request, step: Schedule, over: set[str]) -> _Verdict:
         """Give a request its blocks, if there are enough, and its first chunk."""
@@ -232,16 +254,16 @@ class Scheduler:
             return _Verdict.NO_ROOM
         if not self._admission.find_loads(request, claims):
             return _Verdict.ASK_AGAIN
-        in_step = self._admission.allocate(request, claims)
-        if request.preempted_at is not None:
-            away = self._now - request.preempted_at
-            self._away_seconds += _NEWEST_AWAY * (away - self._away_seconds)
-            request.preempted_at = None
+        self._admission.allocate(request, claims)
+        if request.request_id in self._away:
+            taken = self.pool.num_taken - self._away[request.request_id]
+            of_late = taken if self._num_taken_away is None else self._num_taken_away
+            self._num_taken_away = of_late + _NEWEST_AWAY * (taken - of_late)
+        self._dequeue(request)
         request.state = State.RUNNING
         request.order = self._num_admitted
         self._num_admitted += 1
         self.running.append(request)
-        step.loading |= in_step
         for sequence in request.live:
             if not request.loading and step.budget > 0:
                 step.compute(request, sequence, self._chunk(sequence, step.budget))

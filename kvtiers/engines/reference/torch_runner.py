@@ -12,7 +12,7 @@ from kvtiers.connector.rank import WrapStore
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.worker import Loaded, WorkerConnector
 from kvtiers.engines.reference.block_pool import NULL_BLOCK
-from kvtiers.engines.reference.connect import Below, connect
+from kvtiers.engines.reference.connect import Below, connect, disconnect
 from kvtiers.engines.reference.engine import Engine
 from kvtiers.engines.reference.model import Chunk, ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
@@ -101,11 +101,9 @@ class TorchRunner:
 
     def close(self) -> None:
         """Release kvtiers' memory and stores; idempotent."""
-        if self.worker is not None:
-            self.worker.close()
-        if self.connector is not None:
-            self.connector.close()
-        self.worker = self.connector = None
+        connector, worker = self.connector, self.worker
+        self.connector = self.worker = None
+        disconnect(connector, worker)
 
     # -- internals --------------------------------------------------------------------
 

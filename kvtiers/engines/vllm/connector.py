@@ -96,10 +96,10 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Take the step's orders, before the engine overwrites anything."""
         assert isinstance(kv_connector_metadata, KVTiersMetadata)
-        self.worker_side.begin_step(kv_connector_metadata)
+        self.worker_side.before_step(kv_connector_metadata)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        """Take the step's orders, where `handle_preemptions` was not called."""
+        """Take the step's orders, where `handle_preemptions` has not; begin its loads."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, KVTiersMetadata)
         self.worker_side.begin_step(connector_metadata)

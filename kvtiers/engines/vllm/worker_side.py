@@ -88,8 +88,17 @@ class WorkerSide:
         """Handle `get_handshake_metadata`."""
         return KVTiersHandshake(self.connector.hello)
 
+    def before_step(self, meta: KVTiersMetadata) -> None:
+        """Handle `handle_preemptions`: take a step's orders in, before anything is overwritten.
+
+        Where vLLM clears new blocks, loads do not begin yet: it clears those that a load within
+        the step fills as well, after this, and before it binds the orders.
+        """
+        clears = bool(getattr(self._kv_cache_config, "needs_kv_cache_zeroing", False))
+        self.connector.begin_step(meta.orders, load=not clears)
+
     def begin_step(self, meta: KVTiersMetadata) -> None:
-        """Take a step's orders in, before anything is overwritten."""
+        """Handle `bind_connector_metadata`: take a step's orders in, and begin its loads."""
         self.connector.begin_step(meta.orders)
 
     def before_forward(self) -> None:

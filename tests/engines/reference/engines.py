@@ -34,7 +34,9 @@ def machine_of(**more):
     )
 
 
-def tiers_of(*kinds, dram="1MiB", mode="auto", offload="eager", below="4MiB", **more):
+def tiers_of(
+    *kinds, dram="1MiB", mode="auto", offload="eager", below="4MiB", sync_below="5ms", **more
+):
     where = {
         "memory": {},
         "nvme": {"paths": [str(NOWHERE)]},
@@ -46,6 +48,7 @@ def tiers_of(*kinds, dram="1MiB", mode="auto", offload="eager", below="4MiB", **
             "tiers": [{"kind": "dram", "capacity": dram, "pin": "off"}, *stores],
             "cost": {"mode": mode},
             "policy": {"offload": offload},
+            "reload": {"sync_below": sync_below},
         }
     )
 

@@ -10,6 +10,8 @@ from kvtiers.connector.step import Reload
 from kvtiers.engines.reference.requests import State
 from kvtiers.engines.reference.settings import Policy
 from kvtiers.model.errors import CapacityError
+from kvtiers.model.messages import HBM
+from kvtiers.model.outcome import Outcome
 
 # Of steps that a request waits at most, for each request that is there: enough for all of them
 # one after another, computed again after every preemption.
@@ -35,6 +37,22 @@ class Moody:
             return answer
         num = answer.num_tokens // self._size // 2 * self._size if mood == "some" else 0
         return replace(answer, num_tokens=num, asynchronous=answer.asynchronous and num > 0)
+
+
+class Failing:
+    """Makes blocks of a modelled rank's next loads arrive damaged."""
+
+    def __init__(self, engine):
+        self.rows = deque()
+        rank = engine.runner._rank
+        push = rank._push
+
+        def pushed(time, event):
+            if event.hop == HBM and self.rows:
+                event.outcomes[self.rows.popleft() % len(event.outcomes)] = Outcome.CORRUPT
+            push(time, event)
+
+        rank._push = pushed
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -141,8 +159,8 @@ class EngineMachine(RuleBasedStateMachine):
         scheduler = self.engine.scheduler
         places = {
             State.RUNNING: scheduler.running,
-            State.WAITING: list(scheduler.waiting),
-            State.SWAPPED: list(scheduler.swapped),
+            State.WAITING: [it for it in scheduler.queue if it.state is not State.SWAPPED],
+            State.SWAPPED: [it for it in scheduler.queue if it.state is State.SWAPPED],
         }
         where = Counter(r.request_id for requests in places.values() for r in requests)
         assert set(where.values()) <= {1}

@@ -38,7 +38,12 @@ def config_of(num_ranges, *stores, dram="4MiB", **reload):
         {
             "tiers": [{"kind": "dram", "capacity": dram, "pin": "off"}, *stores],
             "cost": {"mode": "always"},
-            "reload": {"layer_ranges": num_ranges, "sync_below": "0ms", **reload},
+            "reload": {
+                "layer_ranges": num_ranges,
+                "sync_below": "0ms",
+                "lookup_deadline": "30s",
+                **reload,
+            },
         }
     )
 

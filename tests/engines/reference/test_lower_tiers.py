@@ -4,9 +4,10 @@ import pytest
 
 from kvtiers.cost.links import LinkSeed
 from kvtiers.cost.preempt import PreemptMode
+from kvtiers.engines.reference.requests import State
 
 from .engines import engine_of, hashes_of, request_of, run, settings_of, tiers_of
-from .machine import Moody
+from .machine import Failing, Moody
 
 
 def listened(engine, hear):
@@ -52,7 +53,9 @@ def test_blocks_that_right_guesses_filled_are_offloaded(offload, num_guesses):
     assert served.num_reloaded_tokens >= 56 - (4 + num_guesses if num_guesses else 0)
 
 
-def test_what_a_reset_voids_was_not_reloaded():
+@pytest.mark.parametrize("num_failing", [0, 1])
+def test_what_a_reset_voids_was_not_reloaded(num_failing):
+    """Nor what fails of it."""
     slow = LinkSeed(0.05, 1e-3, 1e8)
     links = dict.fromkeys(("hbm>dram", "dram>hbm"), slow)
     engine = engine_of(settings_of(), tiers_of(mode="always"), links=links)
@@ -64,6 +67,7 @@ def test_what_a_reset_voids_was_not_reloaded():
     engine.add(request_of("second", 40, 1, block_hashes=hashes))
     assert engine.step(idle_until=engine.now).gauges.num_loading == 1
     assert engine.scheduler.running[0].num_local_tokens == 16
+    Failing(engine).rows.extend([2] * num_failing)
     engine.reset()
     (served,) = (it for report in run(engine) for it in report.finished)
     assert (served.num_local_tokens, served.num_reloaded_tokens) == (0, 0)
@@ -90,7 +94,8 @@ def test_runs_that_are_torn_are_told_by_the_names_they_had():
     engine = engine_of(settings_of(17, blocks_per_hash=2), tiers_of())
     engine.add(request_of("first", 31, 1))
     run(engine)
-    names, told = dict(engine._tiers._run_of), set()
+    names = {it: name for it, name in enumerate(engine._tiers._run_of) if name}
+    told = set()
     assert len(names) == 8
     listened(engine, lambda step: told.update(step.overwritten))
     engine.add(request_of("second", 54, 2))
@@ -116,7 +121,7 @@ def test_guesses_are_not_told_to_be_computed_and_short_prompts_are():
 
     listened(engine, hear)
     engine.add(request_of("r", 3, 12))
-    running = {"r": engine.scheduler.waiting[0]}
+    running = {"r": engine.scheduler.queue[0]}
     run(engine)
     assert told[0] == {"r": 3}
     assert [num for step in told for num in step.values()] == [3, 4, 8, 12]
@@ -166,7 +171,7 @@ def test_a_group_whose_swap_was_lost_begins_again_with_every_sequence():
         engine.step()
     moody.moods.extend(["nothing"] * 40)
     engine.pool.forget_all()
-    (victim,) = engine.scheduler.swapped
+    (victim,) = [it for it in engine.scheduler.queue if it.state is State.SWAPPED]
     starts, run_step = {}, engine.runner.run
 
     def seen(work, orders):
@@ -180,3 +185,40 @@ def test_a_group_whose_swap_was_lost_begins_again_with_every_sequence():
         engine.pool.forget_all()
     assert {starts[sequence.sequence_id] for sequence in victim.sequences} == {0}
     run(engine)
+
+
+def test_a_load_that_fails_on_the_way_back_takes_nothing_off_the_first_one():
+    engine = engine_of(
+        settings_of(18, watermark=0.0, preemption=PreemptMode.SWAP), tiers_of(mode="always")
+    )
+    for name, num_outputs in (("first", 1), ("r", 12)):
+        engine.pool.forget_all()
+        for idx in range(3):
+            hashes = hashes_of(idx, 5, num_shared=0)
+            engine.add(request_of(f"{name}{idx}", 20, num_outputs, block_hashes=hashes))
+        while engine.num_unfinished and not engine.gauges.num_swapped:
+            engine.step()
+        if name == "first":
+            engine.settle()
+    engine.pool.forget_all()
+    Failing(engine).rows.append(0)
+    served = {it.request_id: it for report in run(engine) for it in report.finished}["r2"]
+    assert served.num_swaps == 1
+    assert sum(served.reloaded_by_tier.values()) == served.num_reloaded_tokens == 16
+    assert served.num_recomputed_tokens > 20
+
+
+def test_what_a_step_computed_on_a_load_that_failed_within_it_is_void():
+    engine = engine_of(settings_of(), tiers_of(mode="always", sync_below="1s"))
+    hashes = hashes_of(0, 10)
+    engine.add(request_of("first", 40, 1, block_hashes=hashes))
+    run(engine)
+    engine.settle()
+    engine.pool.forget_all()
+    engine.add(request_of("second", 40, 1, block_hashes=hashes))
+    Failing(engine).rows.append(4)
+    report = engine.step()
+    assert (report.admitted, report.gauges.num_loading) == (["second"], 0)
+    assert (report.num_tokens, report.first_tokens) == ({}, [])
+    (served,) = (it for report in run(engine) for it in report.finished)
+    assert (served.num_reloaded_tokens, served.num_computed_tokens) == (16, 24)

@@ -1,25 +1,36 @@
-"""Deciding victim by victim is about as good as the better of both ways, and best where requests
-differ; `bench/preemption.py` has more mixes."""
+"""Deciding victim by victim is as good as the better of both ways; `bench/preemption.py` has all
+mixes, and more seeds."""
+
+from functools import cache
 
 import pytest
 
-from kvtiers.bench.preemption import MIXES, compare
+from kvtiers.bench.preemption import DEVELOPMENT_SEEDS, MIXES, Comparison, compare
 from kvtiers.cost.preempt import PreemptMode
 
 BY_NAME = {mix.name: mix for mix in MIXES}
-# The worst of all mixes is 2.4 % over the better one, measured with these seeds, November 2026.
-TOLERANCE = 1.03
+CHOSEN = ["bursty, slow, lazy", "adversarial, slow, lazy", "mixed, slow, lazy"]
+TOLERANCE = 1.01  # the p99 of 80 requests is one of them; the worst of these is 1.0054
 
 
-@pytest.mark.parametrize("name", ["bursty, far", "mixed, far"])
+@cache
+def comparison(name: str) -> Comparison:
+    return compare(BY_NAME[name], DEVELOPMENT_SEEDS[:2])
+
+
+@pytest.mark.parametrize("name", CHOSEN)
 def test_cost_is_no_worse_than_the_better_of_both(name):
-    found = compare(BY_NAME[name])
-    cost, swap, again = (
-        found[mode] for mode in (PreemptMode.COST, PreemptMode.SWAP, PreemptMode.RECOMPUTE)
-    )
-    assert min(it.num_preemptions for it in found.values()) > 10
-    assert (swap.num_swaps, again.num_swaps) == (swap.num_preemptions, 0)
-    assert cost.p99_seconds <= TOLERANCE * min(swap.p99_seconds, again.p99_seconds)
-    if name == "mixed, far":
-        assert 0 < cost.num_swaps < cost.num_preemptions
-        assert cost.p99_seconds < min(swap.p99_seconds, again.p99_seconds)
+    found = comparison(name)
+    swap, again = found.outcomes[PreemptMode.SWAP], found.outcomes[PreemptMode.RECOMPUTE]
+    assert min(it.num_preemptions for each in found.outcomes.values() for it in each) > 10
+    assert all(it.num_swaps == it.num_preemptions for it in swap)
+    assert not any(it.num_swaps for it in again)
+    cost = found.p99_seconds(PreemptMode.COST)
+    assert cost <= TOLERANCE * found.p99_seconds(found.better)
+
+
+def test_it_swaps_some_and_computes_others():
+    for name in CHOSEN:
+        decided = comparison(name).outcomes[PreemptMode.COST]
+        num_swaps = sum(it.num_swaps for it in decided)
+        assert 0 < num_swaps < sum(it.num_preemptions for it in decided)

@@ -3,7 +3,7 @@
 import pytest
 
 from kvtiers.engines.reference.queues import RequestQueue
-from kvtiers.engines.reference.requests import Request
+from kvtiers.engines.reference.requests import Request, State
 from kvtiers.engines.reference.settings import Policy
 
 from .engines import request_of
@@ -52,3 +52,15 @@ def test_without_priority_it_says_nothing():
     for request in (*requests_of("l", priority=1), *requests_of("h", priority=0)):
         queue.append(request)
     assert names(queue) == "lh"
+
+
+def test_under_priority_a_swapped_one_comes_before_all_that_hold_nothing_below():
+    queue = RequestQueue(Policy.PRIORITY)
+    (low,), (high,), (again,) = (
+        requests_of(name, priority=p) for name, p in (("l", 1), ("h", 0), ("a", 0))
+    )
+    queue.append(high)
+    low.state = State.SWAPPED
+    queue.put_back(low)
+    queue.put_back(again)
+    assert names(queue) == "lah"

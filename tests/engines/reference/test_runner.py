@@ -102,7 +102,7 @@ def test_every_decision_is_closed_with_its_first_token(running):
 @pytest.mark.parametrize("tier", [nvme, lmdb])
 def test_another_life_reloads_from_disk(running, tmp_path, tier):
     prompt = prompt_of(61)
-    config = config_of(tier(tmp_path))
+    config = config_of(tier(tmp_path), reload={"lookup_deadline": "30s"})
     first = running(config)
     first.generate(prompt)
     first.settle()

@@ -111,7 +111,7 @@ def test_the_last_admitted_gives_way_and_keeps_its_place():
     assert report.preempted == ["r2"]
     assert report.swapped == []
     assert engine.state("r2") is State.WAITING
-    assert engine.scheduler.waiting[0].request_id == "r2"
+    assert engine.scheduler.queue[0].request_id == "r2"
     reports = run(engine)
     order = [name for report in reports for name in report.admitted]
     assert order == ["r2", "late"]

@@ -1,7 +1,5 @@
 """Whatever users do, no request is lost or starves, and every block has its owners."""
 
-from collections import deque
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -10,32 +8,14 @@ from hypothesis.stateful import initialize, precondition, rule
 from kvtiers.cost.links import LinkSeed
 from kvtiers.cost.preempt import PreemptMode
 from kvtiers.engines.reference.settings import Policy
-from kvtiers.model.messages import HBM
-from kvtiers.model.outcome import Outcome
 
 from .engines import engine_of, hashes_of, request_of, run, settings_of, tiers_of
-from .machine import EngineMachine
+from .machine import EngineMachine, Failing
 
 TIERS = ((), ("memory",), ("nvme", "lmdb"))
 LINKS = ("hbm>dram", "dram>hbm", "memory>dram", "dram>memory", "nvme>dram", "dram>nvme")
 FAST = {}
 SLOW = {"links": dict.fromkeys((*LINKS, "lmdb>dram", "dram>lmdb"), LinkSeed(0.05, 1e-3, 1e8))}
-
-
-class Failing:
-    """Makes blocks of a modelled rank's next loads arrive damaged."""
-
-    def __init__(self, engine):
-        self.rows = deque()
-        rank = engine.runner._rank
-        push = rank._push
-
-        def pushed(time, event):
-            if event.hop == HBM and self.rows:
-                event.outcomes[self.rows.popleft() % len(event.outcomes)] = Outcome.CORRUPT
-            push(time, event)
-
-        rank._push = pushed
 
 
 class SchedulerMachine(EngineMachine):
@@ -52,6 +32,7 @@ class SchedulerMachine(EngineMachine):
         mode=st.sampled_from(["auto", "always", "never"]),
         offload=st.sampled_from(["eager", "lazy"]),
         links=st.sampled_from([FAST, SLOW]),
+        sync_below=st.sampled_from(["0ms", "5ms", "1s"]),
         more=st.fixed_dictionaries(
             {
                 "num_speculative_tokens": st.sampled_from([0, 0, 2]),
@@ -63,14 +44,26 @@ class SchedulerMachine(EngineMachine):
             }
         ),
     )
-    def start(self, num_blocks, per_hash, policy, preemption, tiers, mode, offload, links, more):
+    def start(
+        self,
+        num_blocks,
+        per_hash,
+        policy,
+        preemption,
+        tiers,
+        mode,
+        offload,
+        links,
+        sync_below,
+        more,
+    ):
         knobs = settings_of(
             num_blocks, policy=policy, preemption=preemption, blocks_per_hash=per_hash, **more
         )
         if tiers is None:
             self.begin(engine_of(knobs))
             return
-        config = tiers_of(*tiers, mode=mode, offload=offload, dram="32KiB")
+        config = tiers_of(*tiers, mode=mode, offload=offload, dram="32KiB", sync_below=sync_below)
         self.begin(engine_of(knobs, config, **links))
         self.failing = Failing(self.engine)
 

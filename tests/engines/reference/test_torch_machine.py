@@ -63,7 +63,7 @@ def generated(request: NewRequest):
     ]
 
 
-def config_of(folder, kind, mode="always", offload="eager", dram="64KiB"):
+def config_of(folder, kind, mode="always", offload="eager", dram="64KiB", sync_below="5ms"):
     stores = {
         "dram": [],
         "memory": [{"kind": "memory", "capacity": "1MiB"}],
@@ -76,6 +76,7 @@ def config_of(folder, kind, mode="always", offload="eager", dram="64KiB"):
             "tiers": [{"kind": "dram", "capacity": dram, "pin": "off"}, *stores[kind]],
             "cost": {"mode": mode},
             "policy": {"offload": offload},
+            "reload": {"sync_below": sync_below, "lookup_deadline": "30s"},
         }
     )
 
@@ -92,6 +93,7 @@ class TorchMachine(EngineMachine):
         kind=st.sampled_from([None, "dram", "memory", "nvme", "lmdb", "all"]),
         mode=st.sampled_from(["auto", "always", "always", "never"]),
         offload=st.sampled_from(["eager", "lazy"]),
+        sync_below=st.sampled_from(["0ms", "5ms", "1s"]),
         more=st.fixed_dictionaries(
             {
                 "num_speculative_tokens": st.sampled_from([0, 0, 2]),
@@ -103,7 +105,7 @@ class TorchMachine(EngineMachine):
             }
         ),
     )
-    def start(self, num_blocks, policy, preemption, kind, mode, offload, more):
+    def start(self, num_blocks, policy, preemption, kind, mode, offload, sync_below, more):
         knobs = EngineSettings(
             num_blocks,
             max_model_len=64,
@@ -123,7 +125,7 @@ class TorchMachine(EngineMachine):
             self.stores.append(FaultyStore(store, store._slab))
             return self.stores[-1]
 
-        config = config_of(self.folder, kind, mode, offload)
+        config = config_of(self.folder, kind, mode, offload, sync_below=sync_below)
         self.begin(torch_engine(MODEL, knobs, config, wrap))
 
     def make_request(self, name, content, num_prompt, max_tokens, **more):

@@ -150,9 +150,9 @@ class Losing(WrapperStore):
         return self.inner.get(frames)
 
 
-@pytest.mark.parametrize("kind", ["memory", "nvme", "lmdb"])
+@pytest.mark.parametrize("kind", ["nvme", "lmdb"])
 def test_a_load_that_fails_half_way_keeps_what_came_before(engines, tmp_path, kind, expected):
-    config = config_of(tmp_path, "nvme" if kind == "memory" else kind)
+    config = config_of(tmp_path, kind)
     first = engines(settings_of(POOLS["ample"]), config)
     serve(first, new_requests())
     first.close()
