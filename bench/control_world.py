@@ -59,11 +59,13 @@ def fill_index(connector: SchedulerConnector, num_blocks: int) -> None:
 
 @dataclass
 class DecodingEngine:
-    """Requests that all decode, one token a step each, over a context of `num_blocks` blocks."""
+    """Requests that all decode, one token a step each, over a context of `num_blocks` blocks, which
+    may become `num_more` more."""
 
     connector: SchedulerConnector
     num_requests: int
     num_blocks: int
+    num_more: int = 64
     hashes: list[list[bytes]] = field(init=False)
     block_ids: list[list[int]] = field(init=False)
     computed: list[int] = field(init=False)
@@ -72,7 +74,9 @@ class DecodingEngine:
         requests = range(self.num_requests)
         self.hashes = [hashes_of(10_000 + i, self.num_blocks) for i in requests]
         ids = itertools.count(1)
-        self.block_ids = [[next(ids) for _ in range(self.num_blocks + 64)] for _ in requests]
+        self.block_ids = [
+            [next(ids) for _ in range(self.num_blocks + self.num_more)] for _ in requests
+        ]
         self.computed = [self.num_blocks * BLOCK_SIZE for _ in requests]
         for i in requests:
             self.connector.arrived(str(i), self.hashes[i])
@@ -88,10 +92,11 @@ class DecodingEngine:
             num_scheduled_tokens=self.num_requests,
         )
 
-    def advance(self, num_completing: int) -> Step:
-        """Let some requests complete a block in the coming step, and the rest one token."""
+    def advance(self, num_completing: int, first: int = 0) -> Step:
+        """Let some requests, from the first one on, complete a block in the coming step, and the
+        rest one token."""
         for i in range(self.num_requests):
-            if i < num_completing:
+            if (i - first) % self.num_requests < num_completing:
                 done = len(self.hashes[i])
                 self.hashes[i] += hashes_of(10_000 + i, 1, start=done)
                 self.computed[i] = (done + 1) * BLOCK_SIZE

@@ -40,5 +40,6 @@ def may_load_in_step(
     num_frames = num_blocks * shape.num_layer_ranges
     frame_nbytes = controller.settings.block_nbytes // shape.num_layer_ranges
     seconds = controller.cost.predict_load_seconds([num_frames], frame_nbytes)
-    at_hand = controller.at_hand(keys, answer.match)
-    return seconds < in_step_seconds(config, shape) and at_hand
+    if seconds >= in_step_seconds(config, shape):
+        return False  # before every block is looked at
+    return controller.at_hand(keys, answer.match)

@@ -12,12 +12,13 @@ def offer(controller: Controller, counters: Counters, state: RequestState) -> No
     if state.tainted:
         return
     for group, keys in enumerate(state.keys):
-        first = state.num_offered[group]
-        end = min(state.num_full, len(state.block_ids[group]), len(keys))
+        first, block_ids = state.num_offered[group], state.block_ids[group]
+        end = min(state.num_full, len(block_ids), len(keys))
         if first >= end:
             continue
-        taken = controller.computed(keys, state.block_ids[group], first, end)
-        state.num_offered[group] = taken
+        state.num_offered[group] = taken = controller.computed(keys, block_ids, first, end)
+        if taken == end:
+            continue
         tried = max(taken, state.num_tried[group])
         if tried < end:  # each block is counted once, however often it is offered
             counters.add(OFFLOADS_DROPPED, ("no_room",), end - tried)

@@ -57,16 +57,20 @@ class RequestState:
 
     def derive_keys(self, hashes_per_block: int) -> None:
         """Extend the keys by the hashes that came since the last call."""
-        last = hashes_per_block - 1
-        num = len(self.keys[0])
-        if num and not self._last_key_holds(num * hashes_per_block - 1):
+        last, hashes, first = hashes_per_block - 1, self.hashes, self.keys[0]
+        num_hashes, num_covered = len(hashes), len(first) * hashes_per_block
+        if first and not (
+            num_covered <= num_hashes and first[-1].startswith(hashes[num_covered - 1])
+        ):  # the hashes do not say any longer what they said: each covers all that precede it
             self._drop_changed_keys(last)
-        elif len(self.hashes) < (num + 1) * hashes_per_block:
+        elif num_hashes < num_covered + hashes_per_block:
             return
         for group, keys in enumerate(self.keys):
             start = len(keys) * hashes_per_block + last
-            if start < len(self.hashes):
-                keys.extend(block_keys(self.hashes[start::hashes_per_block], group))
+            if start + 1 == num_hashes:  # a decode that fills its block
+                keys.append(block_key(hashes[start], group))
+            elif start < num_hashes:
+                keys.extend(block_keys(hashes[start::hashes_per_block], group))
 
     def offer_again(self) -> None:
         """Offer every block again: some may have been lost."""
@@ -94,10 +98,6 @@ class RequestState:
         self.rewind()
         self.block_ids = [[] for _ in self.block_ids]
         self.admitted = self.tainted = False
-
-    def _last_key_holds(self, at: int) -> bool:
-        """Whether the hashes still say what they said: each covers all that precede it."""
-        return at < len(self.hashes) and self.keys[0][-1].startswith(self.hashes[at])
 
     def _drop_changed_keys(self, last: int) -> None:
         """Forget keys whose tokens the engine replaced, as it does in a streaming session."""

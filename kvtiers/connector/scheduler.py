@@ -352,17 +352,17 @@ class SchedulerConnector:
             return
         state.derive_keys(self.shape.hashes_per_block)
         state.num_computed = num_computed
-        state.num_full = min(num_computed // self._block_size, len(state.keys[0]))
+        state.num_full = num_full = min(num_computed // self._block_size, len(state.keys[0]))
         if not state.admitted:
             self.controller.admitted(request_id)
-        state.admitted = True
-        if state.tainted or min(state.num_offered) >= state.num_full:
+            state.admitted = True
+        if state.tainted or min(state.num_offered) >= num_full:
             return
         if self._windowed:
             # Never from memory: blocks leave a sliding window while the request runs, and what
             # was seen before may hold another request's tokens by now.
             state.block_ids = [list(group) for group in block_ids(request_id)]
-        elif len(state.block_ids[0]) < state.num_full:
+        elif len(state.block_ids[0]) < num_full:
             state.see_blocks(block_ids(request_id))
         if self._eager:
             offer(self.controller, self.counters, state)

@@ -50,9 +50,12 @@ class Chains:
         if parent is None:
             self._orphans[node.parent_key] = _prepend(node, self._orphans.get(node.parent_key))
             return None
-        had_children = parent.first_child is not None
-        parent.first_child = _prepend(node, parent.first_child)
-        return None if had_children else parent
+        first = parent.first_child
+        parent.first_child = node
+        if first is None:
+            return parent
+        _prepend(node, first)
+        return None
 
     def remove(self, node: ChainNode) -> ChainNode | None:
         """Unlink a node; return its parent if this took the parent's last child.

@@ -23,8 +23,10 @@ class Fences:
 
     def reading(self, block_id: int, job_id: JobId) -> None:
         """Note that a job will read a block."""
-        readers = self._readers.get(block_id, ())
-        if job_id not in readers:
+        readers = self._readers.get(block_id)
+        if readers is None:
+            self._readers[block_id] = (job_id,)
+        elif job_id not in readers:
             self._readers[block_id] = (*readers, job_id)
 
     def read(self, block_ids: Iterable[int], job_id: JobId) -> None:

@@ -106,11 +106,13 @@ class Gates:
         """Learn from one hop of a job, before anything else does."""
         if hop == RELEASED:
             return
-        fates = [Outcome(value) for value in outcomes.tolist()]
-        if job.kind is TransferKind.PROMOTE or hop == HBM:
-            self._read(job, fates, now)
-        elif hop != DRAM:
-            self._wrote(job, hop, fates, now)
+        reads = job.kind is TransferKind.PROMOTE or hop == HBM
+        if reads or hop != DRAM:
+            fates = [Outcome(value) for value in outcomes.tolist()]
+            if reads:
+                self._read(job, fates, now)
+            else:
+                self._wrote(job, hop, fates, now)
         self._tell()
 
     def reset(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from kvtiers.model.keys import BlockKey, pack_keys
 from kvtiers.model.messages import DRAM, NO_SLOT, Transfer, TransferKind, UInt8s, int64s
 from kvtiers.model.outcome import Outcome
 from kvtiers.observe.metrics import Counters
+
+_OK: Final = int(Outcome.OK)
 
 
 class OffloadDesk:
@@ -286,17 +289,20 @@ class OffloadDesk:
 
     def _landed(self, job: Job, outcomes: UInt8s) -> None:
         """Make blocks READY in DRAM, or give their reservations up."""
+        num_landed = 0
         for row, outcome in zip(job.rows, outcomes.tolist(), strict=True):
             if row.entry is None:
                 raise ProtocolError(f"job {job.job_id}: an offloaded block without a slot")
-            if outcome == Outcome.OK:
+            if outcome == _OK:
                 self._dram.commit(row.entry)
-                if self._places.stored(row.key):
+                if self._stores and self._places.stored(row.key):
                     self._dram.back(row.entry)
-                self._counters.add("kvtiers_blocks_offloaded_total", (DRAM,))
+                num_landed += 1
             else:
                 self._dram.abandon(row.entry)
                 self._counters.add("kvtiers_blocks_failed_total", (Outcome(outcome).name.lower(),))
+        if num_landed:
+            self._counters.add("kvtiers_blocks_offloaded_total", (DRAM,), num_landed)
         self._fences.read([row.block_id for row in job.rows], job.job_id)
 
     def _drain_to_low_watermark(self, job: Job) -> None:

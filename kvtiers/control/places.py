@@ -57,7 +57,10 @@ class Places:
 
     def stored(self, key: BlockKey) -> bool:
         """Whether a store has a block, all of it, as far as is known."""
-        return any(self.belief(idx, key) is Belief.PRESENT for idx in range(len(self.stores)))
+        for idx in range(len(self.stores)):  # noqa: SIM110 - asked for every block
+            if self.belief(idx, key) is Belief.PRESENT:
+                return True
+        return False
 
     def lacks(self, idx: int, key: BlockKey) -> bool:
         """Whether a store in use has no such block, or has not heard of it for long."""

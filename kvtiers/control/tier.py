@@ -130,7 +130,9 @@ class Tier:
         entry = Entry(key, parent, slot=slot)
         self._entries[key] = entry
         self._policy.admitted(key)
-        self._link(entry)
+        tail = self._chains.add(entry)  # of its chain, until now
+        if isinstance(tail, Entry) and not tail.pins and not tail.backed and tail.idle:
+            self._policy.shielded(tail.key)
         return entry
 
     def commit(self, entry: Entry) -> None:
@@ -153,9 +155,9 @@ class Tier:
 
     def pin(self, entry: Entry) -> None:
         """Forbid eviction while a job reads the entry."""
-        if entry.idle:
+        if not entry.pins and entry.residence is _READY and not entry.doomed:  # it was idle
             self._num_idle -= 1
-            if entry.evictable:
+            if entry.first_child is None or entry.backed:
                 self._policy.shielded(entry.key)
         entry.pins += 1
         self.num_pins += 1
@@ -290,11 +292,6 @@ class Tier:
     def _expose(self, entry: Entry) -> None:
         if entry.evictable:
             self._policy.exposed(entry.key)
-
-    def _link(self, entry: Entry) -> None:
-        parent = self._chains.add(entry)  # which was the tail of its chain until now
-        if isinstance(parent, Entry) and parent.idle and not parent.backed:
-            self._policy.shielded(parent.key)
 
     def _unlink(self, entry: Entry) -> None:
         parent = self._chains.remove(entry)

@@ -65,6 +65,8 @@ class LearnedSum:
 
     def seconds(self, features: Sequence[float]) -> float:
         """Return the predicted seconds for one row of features."""
+        if len(features) != len(self._coefficients):  # `map` would drop what is too many
+            raise ValueError(f"{len(features)} features for {len(self._coefficients)} coefficients")
         seconds: float = sum(map(mul, self._coefficients, features))
         return seconds
 

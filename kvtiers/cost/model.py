@@ -115,13 +115,6 @@ class CostModel:
         """Return the operations of one engine step, from each request's tokens in it."""
         return float(self.prefill.shape.prefill_flops(num_new_tokens, num_context_tokens).sum())
 
-    def kv_elements_read(
-        self, num_new_tokens: Sequence[int], num_context_tokens: Sequence[int]
-    ) -> float:
-        """Return the KV that one engine step reads, from each request's tokens in it."""
-        shape = self.prefill.shape
-        return float(shape.kv_elements_read(num_new_tokens, num_context_tokens).sum())
-
     def observe_step(
         self, step_flops: float, step_tokens: int, seconds: float, kv_elements_read: float = 0.0
     ) -> None:
@@ -133,9 +126,10 @@ class CostModel:
         self, num_new_tokens: Sequence[int], num_context_tokens: Sequence[int], seconds: float
     ) -> None:
         """Learn from one engine step, from each request's tokens in it."""
-        flops = self.step_flops(num_new_tokens, num_context_tokens)
-        read = self.kv_elements_read(num_new_tokens, num_context_tokens)
-        self.observe_step(flops, sum(num_new_tokens), seconds, read)
+        shape, num_tokens = self.prefill.shape, sum(num_new_tokens)
+        attention, read = shape.step_sums(num_new_tokens, num_context_tokens)
+        flops = float(shape.linear_flops(num_tokens)) + attention
+        self.observe_step(flops, num_tokens, seconds, read)
 
     def observe_links(self, links: Sequence[Link]) -> None:
         """Learn from what links did."""

@@ -35,6 +35,8 @@ def block_key(block_hash: bytes, group: int) -> BlockKey:
     Raises:
         ValueError: the hash has another length, or the group does not fit.
     """
+    if len(block_hash) == HASH_NBYTES:
+        return BlockKey(block_hash + _group_suffix(group))
     if len(block_hash) not in _ENGINE_HASH_NBYTES:
         raise ValueError(f"block hash has {len(block_hash)} bytes, expected 16 or 32")
     return BlockKey(block_hash.ljust(HASH_NBYTES, b"\0") + _group_suffix(group))

@@ -112,6 +112,15 @@ def test_coefficients_stay_positive_and_finite(seeds, jobs):
     assert model.num_observed == len(jobs)
 
 
+@pytest.mark.parametrize("row", [(1.0,), (1.0, 1.0, 1.0)])
+def test_rows_of_another_length_are_refused(row):
+    model = LearnedSum(TRUTH)
+    for use in (model.seconds, lambda features: model.observe(features, 1.0)):
+        with pytest.raises(ValueError, match="features for 2 coefficients"):
+            use(row)
+    assert model.num_observed == 0
+
+
 def test_absent_term_stays_absent():
     model = LearnedSum((0.0, 1.0))
     for _ in range(20):

@@ -202,6 +202,16 @@ class TestReadingKV:
         whole, half = (float(s.kv_elements_read(1, 100_000)) for s in (self.shape, shape))
         assert half == pytest.approx(whole * (8 * 100_001 + 24 * 1025) / (32 * 100_001))
 
+    @pytest.mark.parametrize("window", [0, 100])
+    @given(rows=st.lists(st.tuples(st.integers(0, 3), tokens), max_size=20), decodes=st.booleans())
+    def test_sums_of_a_step_are_those_of_its_requests(self, window, rows, decodes):
+        shape = replace(self.shape, num_window_layers=8 if window else 0, window=window)
+        new = [1 if decodes else n for n, _ in rows]
+        context = [c for _, c in rows]
+        attention, read = shape.step_sums(new, context)
+        assert attention == pytest.approx(shape.attention_flops(new, context).sum(), rel=1e-12)
+        assert read == pytest.approx(shape.kv_elements_read(new, context).sum(), rel=1e-12)
+
     def test_steps_one_by_one_find_it(self):
         """A reload leaves little to compute after much context: that is what must be learnt."""
         truth = self.model(PrefillSpeed(0.005, 8e14, kv_bytes_per_second=2e11))

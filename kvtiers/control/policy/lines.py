@@ -24,7 +24,7 @@ class Node:
     Attributes:
         order: its place in its line; it only ever grows. exposed: whether it may leave.
         uses: hits that the rule counts, by its own bounds.
-        queued: whether a row of its line is its own.
+        queued: whether a row of its line is its own, or is about to be.
     """
 
     __slots__ = ("exposed", "key", "line", "order", "queued", "uses")
@@ -49,17 +49,19 @@ class Line:
     A heap of (order, node) of those that are or were exposed. A row's order may lag behind its
     node's, which only grows, and is put right when the row surfaces. Rows of others surface too,
     and are swept when they outnumber the exposed: O(log n) a change, and a hit costs nothing.
+    Rows are made when somebody asks: most blocks of a chain that grows are exposed for a step.
 
     Attributes:
         size: blocks in it, exposed or not.
     """
 
-    __slots__ = ("_heap", "num_exposed", "size")
+    __slots__ = ("_heap", "_new", "num_exposed", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self.num_exposed = 0
         self._heap: list[tuple[int, Node]] = []
+        self._new: list[Node] = []  # that have no row yet
 
     def expose(self, node: Node) -> None:
         """Let a block of this line leave from now on."""
@@ -67,13 +69,13 @@ class Line:
         self.num_exposed += 1
         if not node.queued:
             node.queued = True
-            heapq.heappush(self._heap, (node.order, node))
+            self._new.append(node)
 
     def shield(self, node: Node) -> None:
         """Let a block stay."""
         node.exposed = False
         self.num_exposed -= 1
-        if len(self._heap) > 2 * self.num_exposed + _SLACK:
+        if len(self._heap) + len(self._new) > 2 * self.num_exposed + _SLACK:
             self._sweep()
 
     def join(self, node: Node, order: int) -> None:
@@ -97,6 +99,9 @@ class Line:
     def first(self) -> Node | None:
         """Return the first block that may leave."""
         heap = self._heap
+        if self._new:
+            for node in self._take_new():
+                heapq.heappush(heap, (node.order, node))
         while heap:
             order, node = heap[0]
             if node.line is not self or not node.exposed:
@@ -108,7 +113,20 @@ class Line:
                 return node
         return None
 
+    def _take_new(self) -> list[Node]:
+        """Return those without a row that may leave; the others need none."""
+        new, self._new = self._new, []
+        kept = []
+        for node in new:
+            if node.line is self:
+                if node.exposed:
+                    kept.append(node)
+                else:
+                    node.queued = False
+        return kept
+
     def _sweep(self) -> None:
+        self._new = self._take_new()
         kept: dict[Node, tuple[int, Node]] = {}
         for _, node in self._heap:
             if node.line is self:

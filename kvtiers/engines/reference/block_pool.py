@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import repeat
 from typing import Final
 
 from kvtiers.model.errors import ProtocolError
@@ -25,7 +24,11 @@ class BlockPool:
         self._per_hash = blocks_per_hash
         self._held: set[int] = set()
         self._more_refs: dict[int, int] = {}  # of held blocks: holders beside the first
-        self._free = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        # A block that a hit takes out of the middle leaves its place behind; those that it was
+        # left by since come after, so that of a block's places the last one counts.
+        self._free = deque(range(1, num_blocks + 1))
+        self._left_places: dict[int, int] = {}
+        self._num_left_places = 0
         self.num_taken = 0  # blocks that were handed out so far
         self._runs: dict[bytes, Sequence[int]] = {}  # hash -> its blocks
         self._hash_of: dict[int, bytes] = {}  # each block of a run that is cached
@@ -35,12 +38,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds."""
-        return len(self._free)
+        return len(self._free) - self._num_left_places
 
     @property
     def use(self) -> float:
         """Share of the blocks that somebody holds."""
-        return 1.0 - len(self._free) / self.num_blocks
+        return 1.0 - self.num_free / self.num_blocks
 
     @property
     def num_cached(self) -> int:
@@ -73,26 +76,33 @@ class BlockPool:
         Raises:
             ProtocolError: there are fewer, and nothing was handed out.
         """
-        if num > len(self._free):
-            raise ProtocolError(f"{num} blocks are wanted, {len(self._free)} are free")
-        pop, hash_of = self._free.popitem, self._hash_of
-        taken = [block_id for block_id, _ in map(pop, repeat(False, num))]  # the longest free
+        if num > self.num_free:
+            raise ProtocolError(f"{num} blocks are wanted, {self.num_free} are free")
+        pop = self._free.popleft  # the longest free
+        taken: list[int] = []
+        while len(taken) < num:
+            taken += [pop() for _ in range(num - len(taken))]
+            if not self._left_places.keys().isdisjoint(taken):
+                taken = [block_id for block_id in taken if not self._leaves_place(block_id)]
         self._held.update(taken)
         self.num_taken += num
-        for block_hash in set(map(hash_of.get, taken)):
+        for block_hash in set(map(self._hash_of.get, taken)):
             if block_hash is not None:
                 self._forget(block_hash)
         return taken
 
     def hold(self, block_ids: Iterable[int]) -> None:
         """Hold blocks once more: those of a hit, or of a fork."""
-        held, more = self._held, self._more_refs
+        held, more, left = self._held, self._more_refs, self._left_places
         for block_id in block_ids:
             if block_id in held:
                 more[block_id] = more.get(block_id, 0) + 1
             else:
-                del self._free[block_id]
+                left[block_id] = left.get(block_id, 0) + 1
+                self._num_left_places += 1
                 held.add(block_id)
+        if self._num_left_places > self.num_blocks:
+            self._sweep()
 
     def free(self, block_ids: Sequence[int]) -> None:
         """Let go of a sequence's blocks.
@@ -100,15 +110,19 @@ class BlockPool:
         Raises:
             ProtocolError: nobody holds one of them.
         """
-        held, more, queue = self._held, self._more_refs, self._free
+        held, more = self._held, self._more_refs
         if not held.issuperset(block_ids):
             block_id = next(b for b in block_ids if b not in held)
             raise ProtocolError(f"block {block_id} was let go of, and nobody holds it")
         last = set(block_ids).difference(more)  # of which this is the last holder
         held -= last
+        if len(last) == len(block_ids):
+            self._free.extend(reversed(block_ids))
+            return
         for block_id in reversed(block_ids):
             if block_id in last:
-                queue[block_id] = None
+                last.remove(block_id)
+                self._free.append(block_id)
             else:
                 more[block_id] -= 1
                 if not more[block_id]:
@@ -132,6 +146,22 @@ class BlockPool:
         """Let nobody hit anything any more."""
         self._runs.clear()
         self._hash_of.clear()
+
+    def _leaves_place(self, block_id: int) -> bool:
+        """Whether a place is one that was left, which counts it off."""
+        num = self._left_places.get(block_id, 0)
+        if not num:
+            return False
+        self._num_left_places -= 1
+        if num > 1:
+            self._left_places[block_id] = num - 1
+        else:
+            del self._left_places[block_id]
+        return True
+
+    def _sweep(self) -> None:
+        """Give up the places that were left."""
+        self._free = deque(b for b in self._free if not self._leaves_place(b))
 
     def _forget(self, block_hash: bytes) -> None:
         for block_id in self._runs.pop(block_hash):

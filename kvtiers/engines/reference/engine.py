@@ -10,7 +10,7 @@ from kvtiers.engines.reference.lower_tiers import LowerTiers
 from kvtiers.engines.reference.outputs import Outputs, Taken
 from kvtiers.engines.reference.report import FinishReason, Gauges, Served, StepReport
 from kvtiers.engines.reference.requests import NewRequest, Request, State, TokenSequence
-from kvtiers.engines.reference.runners import Runner, SequenceWork, StepResult, StepWork
+from kvtiers.engines.reference.runners import Runner, StepResult, StepWork
 from kvtiers.engines.reference.scheduler import Schedule, Scheduler
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.engines.reference.thrash import ThrashDetector
@@ -58,7 +58,7 @@ class Engine:
             kv_use=self.pool.use,
             num_waiting=len(scheduler.queue) - scheduler.num_swapped,
             num_running=len(scheduler.running),
-            num_loading=sum(bool(request.loading) for request in scheduler.running),
+            num_loading=len([it for it in scheduler.running if it.loading]) if self._loads else 0,
             num_swapped=scheduler.num_swapped,
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
@@ -116,14 +116,13 @@ class Engine:
         schedule = self.scheduler.schedule()
         for request in (*schedule.resumed, *schedule.admitted):
             self._note_admission(request, started)
-        known = self._outputs.will_compute(schedule)
-        work = self._work(schedule, idle_until)
+        work, known = self._outputs.prepare(schedule, idle_until)
         num_tokens = self.settings.max_num_batched_tokens - schedule.budget
         orders = self._tiers.orders(known, schedule.work, num_tokens)
         result = self.runner.run(work, orders)
         self._settle_loads(schedule, result)
         taken = self._outputs.take(schedule, result, self.now)
-        self._tell(work, result, told=bool(known))
+        self._tell(work, num_tokens, result, told=bool(known))
         for served in taken.finished:
             request = self._requests.pop(served.request_id)
             self.scheduler.leave(request)
@@ -207,22 +206,6 @@ class Engine:
             if sequence.sequence_id in request.loading:
                 self._loads[sequence.sequence_id] = (request, sequence)
 
-    def _work(self, schedule: Schedule, idle_until: float | None) -> StepWork:
-        num_samples = self._outputs.num_samples
-        work = [
-            SequenceWork(
-                name,
-                sequence.token_ids,
-                sequence.num_computed,
-                num,
-                sequence.num_known,
-                sequence.block_ids,
-                num_samples(request, sequence, num),
-            )
-            for name, (request, sequence, num) in schedule.work.items()
-        ]
-        return StepWork(work, self._outputs.take_copies(), idle_until)
-
     def _settle_loads(self, schedule: Schedule, result: StepResult) -> None:
         """Keep of what was loaded what came before the first failed block."""
         failed = result.loaded.failed_blocks
@@ -244,15 +227,16 @@ class Engine:
             for sequence in request.live:
                 self._outputs.lose(request, sequence, failed, schedule)
 
-    def _tell(self, work: StepWork, result: StepResult, *, told: bool) -> None:
-        """Let kvtiers learn from a step."""
+    def _tell(self, work: StepWork, num_tokens: int, result: StepResult, *, told: bool) -> None:
+        """Let kvtiers learn from a step of so many tokens."""
         connector = self.runner.connector
         if connector is None:
             return
-        num_new = [it.num_tokens for it in work.sequences]
         # Steps of decodes only are much like those before them: some of them teach enough.
-        teaches = sum(num_new) > len(num_new) or self._num_steps % _DECODES_PER_LESSON == 0
-        if result.pure and num_new and teaches:
+        decodes = num_tokens == len(work.sequences)
+        teaches = not decodes or self._num_steps % _DECODES_PER_LESSON == 0
+        if result.pure and num_tokens and teaches:
+            num_new = [it.num_tokens for it in work.sequences]
             contexts = [it.start for it in work.sequences]
             connector.step_took(num_new, contexts, result.compute_seconds)
         if result.report is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Final
 
 from kvtiers.connector.scheduler import SchedulerConnector
@@ -71,15 +72,14 @@ class ModelledRunner:
         if rank is not None and orders is not None:
             self._now = rank.begin_step(orders, began)
         ready = self._now
-        seconds = self._steps.seconds(
-            [it.num_tokens for it in work.sequences], [it.start for it in work.sequences]
-        )
+        num_new = [it.num_tokens for it in work.sequences]
+        seconds = self._steps.seconds(num_new, [it.start for it in work.sequences])
         self._now += seconds
         if rank is not None and orders is not None:
             rank.end_step(orders, self._now)
         if not work.sequences:
             self._idle(work.idle_until)
-        tokens = {it.sequence_id: self._sample(it) for it in work.sequences if it.num_samples}
+        tokens = self._sample_all(work.sequences, sum(num_new))
         if rank is None or orders is None:
             return StepResult(tokens, seconds)
         loaded, report = rank.take(self._now, frozenset(orders.sync_loads))
@@ -101,6 +101,15 @@ class ModelledRunner:
         if event is None or (self._lasting is not None and self._lasting.pending):
             event = self._now + _TICK_SECONDS
         self._now = max(self._now, event if until is None else min(event, until))
+
+    def _sample_all(
+        self, sequences: Sequence[SequenceWork], num_tokens: int
+    ) -> dict[str, tuple[int, ...]]:
+        if num_tokens == len(sequences):  # decodes, most of which guess nothing: one token each
+            return {
+                it.sequence_id: _NO_TOKEN * it.num_samples for it in sequences if it.num_samples
+            }
+        return {it.sequence_id: self._sample(it) for it in sequences if it.num_samples}
 
     def _sample(self, work: SequenceWork) -> tuple[int, ...]:
         if work.num_samples > 1:

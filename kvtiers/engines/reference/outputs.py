@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from kvtiers.engines.reference.block_pool import BlockPool
 from kvtiers.engines.reference.lower_tiers import LowerTiers
 from kvtiers.engines.reference.report import FinishReason, Served
 from kvtiers.engines.reference.requests import Request, TokenSequence
-from kvtiers.engines.reference.runners import StepResult
+from kvtiers.engines.reference.runners import SequenceWork, StepResult, StepWork
 from kvtiers.engines.reference.scheduler import Schedule
 from kvtiers.engines.reference.settings import EngineSettings
+
+_sequence_work: Final = partial(tuple.__new__, SequenceWork)  # its constructor takes twice as long
 
 
 @dataclass(slots=True)
@@ -37,31 +41,29 @@ class Outputs:
 
     # -- before the step --------------------------------------------------------------
 
-    def will_compute(self, schedule: Schedule) -> dict[str, int]:
-        """Return what kvtiers has to know: sequence id to tokens that are sure to be computed
-        afterwards, of prompts and of those that fill a block."""
-        size = self._settings.hash_tokens
-        known = {}
+    def prepare(
+        self, schedule: Schedule, idle_until: float | None = None
+    ) -> tuple[StepWork, dict[str, int]]:
+        """Return a step's work, and what kvtiers has to know: sequence id to tokens that are sure
+        to be computed afterwards, of prompts and of those that fill a block."""
+        size, work, known = self._settings.hash_tokens, [], {}
         for name, (request, sequence, num) in schedule.work.items():
-            before = sequence.num_computed
-            after = min(before + num, sequence.num_known)
+            before, num_known = sequence.num_computed, sequence.num_known
+            after = before + num
+            new = request.new
+            num_samples = 0 if after < num_known else 1
+            if num_samples and num_known == new.num_prompt_tokens and len(request.sequences) == 1:
+                num_samples = new.num_sequences  # here the sequences of a group part
+            after = min(after, num_known)
             # Not those that this step fills only: guesses that were right may have filled some.
-            if after // size > sequence.num_told or before < request.new.num_prompt_tokens:
+            if after // size > sequence.num_told or before < new.num_prompt_tokens:
                 sequence.num_told = after // size
                 known[name] = after
-        return known
-
-    def num_samples(self, request: Request, sequence: TokenSequence, num: int) -> int:
-        """Return how many tokens a sequence needs from its last known position."""
-        if sequence.num_computed + num < sequence.num_known:
-            return 0
-        forks = len(request.sequences) == 1 and sequence.num_known == request.new.num_prompt_tokens
-        return request.new.num_sequences if forks else 1
-
-    def take_copies(self) -> list[tuple[int, int]]:
-        """Return the blocks to copy before anything else is done: what groups could not share."""
+            ids, block_ids = sequence.token_ids, sequence.block_ids
+            row = (name, ids, before, num, num_known, block_ids, num_samples)
+            work.append(_sequence_work(row))
         copies, self._copies = self._copies, []
-        return copies
+        return StepWork(work, copies, idle_until), known
 
     # -- after it ---------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """The block pool keeps what it can of the past, and forgets the right thing first."""
 
+import random
+
 import pytest
 
 from kvtiers.engines.reference.block_pool import NULL_BLOCK, BlockPool
@@ -67,3 +69,25 @@ def test_equal_content_is_cached_once():
     pool.forget_all()
     assert pool.refs(two[0]) == 1  # whoever holds a block keeps it
     assert (pool.hit(HASHES, 1), pool.num_cached) == ([], 0)
+
+
+def test_the_longest_free_leave_first_however_often_hits_took_them_out():
+    """Against a plain list of the free ones."""
+    rng, pool, free, held = random.Random(0), BlockPool(12), list(range(1, 13)), []
+    for _ in range(2000):
+        match rng.randrange(3):
+            case 0 if free:
+                num = rng.randint(1, len(free))
+                assert pool.take(num) == free[:num]
+                held.append(free[:num])
+                del free[:num]
+            case 1 if free:
+                hit = rng.sample(free, rng.randint(1, min(3, len(free))))
+                pool.hold(hit)
+                held.append(hit)
+                free = [block_id for block_id in free if block_id not in hit]
+            case 2 if held:
+                blocks = held.pop(rng.randrange(len(held)))
+                pool.free(blocks)
+                free += reversed(blocks)
+        assert pool.num_free == len(free)
