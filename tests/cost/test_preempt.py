@@ -96,7 +96,7 @@ def test_steps_wait_for_the_blocks_that_they_write_into_and_not_for_the_rest():
 
 
 def test_few_decodes_write_into_a_block_in_one_step_of_a_few():
-    """Eight take a block of 16 tokens in 40 % of steps; only those wait for a slow link's latency."""
+    """Eight take a block of 16 tokens in 40 % of steps; only those wait for a link's latency."""
     slow = LinkModel(0.01, 0.0, 1e9)
     down = Links([], {offload_link(): slow, reload_link(): bare_link(50e9)})
     both = [
