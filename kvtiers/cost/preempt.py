@@ -160,15 +160,18 @@ def plan_preempt(
 def _stall_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
     """Return for how long steps wait for blocks that are on their way down.
 
-    In each step those that run write into as many blocks as they grow by, and these are copied
-    ahead of all others: the rest goes on meanwhile, and while the step computes.
+    Those that run write into a block of it in one step of a few, if they are few, and into several
+    in each, if they are many. These are copied ahead of all others: the rest goes on meanwhile, and
+    while the step computes.
     """
     num_new, way = victim.num_new_blocks, links[offload_link()]
     queued = links.queued_nbytes(offload_link())
     down = float(way.seconds(num_new, num_new * victim.block_nbytes, queued))
     left = max(0.0, down - step_seconds)
-    num_written = max(1.0, victim.around.num_running / victim.block_size)
-    each = float(way.seconds(num_written, num_written * victim.block_nbytes))
+    num_running = max(1, victim.around.num_running)
+    share = 1.0 - (1.0 - 1.0 / victim.block_size) ** num_running  # of steps that write into one
+    num_written = max(1.0, num_running / victim.block_size / share)
+    each = share * float(way.seconds(num_written, num_written * victim.block_nbytes))
     num_steps, rest = divmod(left, each + step_seconds) if left else (0.0, 0.0)
     return num_steps * each + min(each, rest)
 

@@ -95,6 +95,22 @@ def test_steps_wait_for_the_blocks_that_they_write_into_and_not_for_the_rest():
     assert stall == pytest.approx(50 * two)
 
 
+def test_few_decodes_write_into_a_block_in_one_step_of_a_few():
+    """Eight take a block of 16 tokens in 40 % of steps; only those wait for a link's latency."""
+    slow = LinkModel(0.01, 0.0, 1e9)
+    down = Links([], {offload_link(): slow, reload_link(): bare_link(50e9)})
+    both = [
+        plan_preempt(victim(8192, stored, 1, Surroundings(8)), down, h100(), step_seconds=0.01)
+        for stored in ((), [0] * 512)
+    ]
+    stall = (both[0].swap_cost_seconds - both[1].swap_cost_seconds) / 9
+    share = 1 - (1 - 1 / BLOCK_SIZE) ** 8
+    copied = 0.01 + 512 * BLOCK_NBYTES / 1e9
+    each = share * 0.01 + max(share, 8 / BLOCK_SIZE) * BLOCK_NBYTES / 1e9
+    assert stall == pytest.approx((copied - 0.01) * each / (each + 0.01), rel=0.01)
+    assert share == pytest.approx(0.40, abs=0.01)
+
+
 def test_what_hbm_keeps_is_neither_computed_nor_loaded():
     """A long victim that lost a little is computed, however fast its copy would be."""
     lost, kept = (
