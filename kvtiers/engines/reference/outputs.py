@@ -55,7 +55,7 @@ class Outputs:
         """Return how many tokens a sequence needs from its last known position."""
         if sequence.num_computed + num < sequence.num_known:
             return 0
-        forks = len(request.sequences) == 1 and sequence.num_known == request.new.num_prompt_tokens
+        forks = sequence.num_known == request.new.num_prompt_tokens
         return request.new.num_sequences if forks else 1
 
     def take_copies(self) -> list[tuple[int, int]]:

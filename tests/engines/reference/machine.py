@@ -165,6 +165,9 @@ class EngineMachine(RuleBasedStateMachine):
         where = Counter(r.request_id for requests in places.values() for r in requests)
         assert set(where.values()) <= {1}
         assert len(where) == self.engine.num_unfinished
+        gauges = self.engine.gauges
+        assert gauges.num_swapped == len(places[State.SWAPPED])
+        assert gauges.num_waiting == len(places[State.WAITING])
         for state, requests in places.items():
             for request in requests:
                 assert request.state is state is self.engine.state(request.request_id)
