@@ -217,6 +217,9 @@ class EngineMachine(RuleBasedStateMachine):
         num_steps = 0
         while self.engine.num_unfinished or len(self.served) < len(self.expected):
             self._step()
+            self.each_request_is_in_one_place()
+            self.each_block_has_its_owners()
+            self.the_batch_is_bounded()
             num_steps += 1
             assert num_steps < STEPS_PER_REQUEST * (1 + len(self.expected)), self.engine.gauges
         assert set(self.served) == set(self.expected), "a request was lost"

@@ -151,12 +151,14 @@ def test_newcomers_do_not_pass_a_swapped_one_that_waits_for_an_answer():
     moody.moods.extend(["late"] * 200)
     while engine.scheduler.running:
         engine.step()
+    moody.moods.clear()
+    moody.moods.append("late")
     report = engine.step(idle_until=engine.now + 1.0)
     assert (report.admitted, report.resumed) == ([], [])
     assert (report.gauges.num_swapped, report.gauges.num_waiting) == (1, 1)
-    moody.moods.clear()
     report = engine.step()
     assert (report.resumed, report.admitted) == (["r2"], ["late"])
+    assert (report.gauges.num_swapped, report.gauges.num_waiting) == (0, 0)
     run(engine)
 
 
