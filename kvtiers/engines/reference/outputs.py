@@ -52,7 +52,7 @@ class Outputs:
             after = before + num
             new = request.new
             num_samples = 0 if after < num_known else 1
-            if num_samples and num_known == new.num_prompt_tokens and len(request.sequences) == 1:
+            if num_samples and num_known == new.num_prompt_tokens:
                 num_samples = new.num_sequences  # here the sequences of a group part
             after = min(after, num_known)
             # Not those that this step fills only: guesses that were right may have filled some.

@@ -165,6 +165,9 @@ class EngineMachine(RuleBasedStateMachine):
         where = Counter(r.request_id for requests in places.values() for r in requests)
         assert set(where.values()) <= {1}
         assert len(where) == self.engine.num_unfinished
+        gauges = self.engine.gauges
+        assert gauges.num_swapped == len(places[State.SWAPPED])
+        assert gauges.num_waiting == len(places[State.WAITING])
         for state, requests in places.items():
             for request in requests:
                 assert request.state is state is self.engine.state(request.request_id)
@@ -214,6 +217,9 @@ class EngineMachine(RuleBasedStateMachine):
         num_steps = 0
         while self.engine.num_unfinished or len(self.served) < len(self.expected):
             self._step()
+            self.each_request_is_in_one_place()
+            self.each_block_has_its_owners()
+            self.the_batch_is_bounded()
             num_steps += 1
             assert num_steps < STEPS_PER_REQUEST * (1 + len(self.expected)), self.engine.gauges
         assert set(self.served) == set(self.expected), "a request was lost"

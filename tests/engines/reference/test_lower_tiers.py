@@ -138,6 +138,30 @@ def test_who_waits_for_an_answer_is_not_admitted_and_holds_nobody_up():
     assert engine.step().admitted == ["asks"]
 
 
+def test_newcomers_do_not_pass_a_swapped_one_that_waits_for_an_answer():
+    engine = engine_of(
+        settings_of(18, watermark=0.0, preemption=PreemptMode.SWAP), tiers_of(mode="always")
+    )
+    moody = Moody(engine.runner.connector, 4)
+    for idx in range(3):
+        engine.add(request_of(f"r{idx}", 20, 12))
+    while not engine.gauges.num_swapped:
+        engine.step()
+    engine.add(request_of("late", 4, 1))
+    moody.moods.extend(["late"] * 200)
+    while engine.scheduler.running:
+        engine.step()
+    moody.moods.clear()
+    moody.moods.append("late")
+    report = engine.step(idle_until=engine.now + 1.0)
+    assert (report.admitted, report.resumed) == ([], [])
+    assert (report.gauges.num_swapped, report.gauges.num_waiting) == (1, 1)
+    report = engine.step()
+    assert (report.resumed, report.admitted) == (["r2"], ["late"])
+    assert (report.gauges.num_swapped, report.gauges.num_waiting) == (0, 0)
+    run(engine)
+
+
 def test_forced_recomputation_takes_nothing_from_below():
     engine = engine_of(
         settings_of(18, watermark=0.0, preemption=PreemptMode.RECOMPUTE), tiers_of(mode="always")
