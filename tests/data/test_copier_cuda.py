@@ -160,11 +160,24 @@ def test_closing_waits_and_leaves_nothing_behind(route: Route) -> None:
     assert bench.copier.done(ticket)
     assert bench.fake.lib.fake_live() == 0
     assert bench.fake.lib.fake_depth() == 0
+    assert bench.fake.calls("cuModuleUnload") == 1
+    waits = bench.fake.calls("cuStreamSynchronize")
+    bench.copier.close()
+    assert bench.fake.calls("cuStreamSynchronize") == waits
     with pytest.raises(RuntimeError, match="closed"):
         bench.copier.mark()
     column, route_of = int64s([0]), bench.copier._native_routes
     with pytest.raises(RuntimeError, match="closed"):
         bench.copier._native.submit(True, 0, column, column, 0, route_of[route])
+
+
+def test_what_fails_while_closing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(Route.DMA, manual=False)
+    bench.fake.fail("cuStreamSynchronize")
+    with caplog.at_level(logging.ERROR, "kvtiers"):
+        bench.copier.close()
+    assert "the last copies failed: cuStreamSynchronize" in caplog.text
+    assert bench.fake.lib.fake_live() == 0
 
 
 def test_a_closed_copier_holds_and_delays_nobody() -> None:
