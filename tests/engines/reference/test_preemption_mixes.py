@@ -9,28 +9,28 @@ from kvtiers.bench.preemption import DEVELOPMENT_SEEDS, MIXES, Comparison, compa
 from kvtiers.cost.preempt import PreemptMode
 
 BY_NAME = {mix.name: mix for mix in MIXES}
-CHOSEN = ["bursty, slow, lazy", "adversarial, slow, lazy", "mixed, slow, lazy"]
-TOLERANCE = 1.01  # the p99 of 80 requests is one of them; the worst of these is 1.0054
+# The median of four seeds, over the better of both ways: measured on a virtual clock, which gives
+# the same each time. On this link each way is best for some victims.
+MOST = {"bursty, far, lazy": 0.994, "adversarial, far, lazy": 0.998, "mixed, far, lazy": 1.0012}
 
 
 @cache
 def comparison(name: str) -> Comparison:
-    return compare(BY_NAME[name], DEVELOPMENT_SEEDS[:2])
+    return compare(BY_NAME[name], DEVELOPMENT_SEEDS)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-def test_cost_is_no_worse_than_the_better_of_both(name):
+@pytest.mark.parametrize("name", MOST)
+def test_cost_is_as_good_against_the_better_of_both_as_was_measured(name):
     found = comparison(name)
     swap, again = found.outcomes[PreemptMode.SWAP], found.outcomes[PreemptMode.RECOMPUTE]
     assert min(it.num_preemptions for each in found.outcomes.values() for it in each) > 10
     assert all(it.num_swaps == it.num_preemptions for it in swap)
     assert not any(it.num_swaps for it in again)
-    cost = found.p99_seconds(PreemptMode.COST)
-    assert cost <= TOLERANCE * found.p99_seconds(found.better)
+    assert found.ratio(found.better) <= MOST[name]
 
 
 def test_it_swaps_some_and_computes_others():
-    for name in CHOSEN:
+    for name in MOST:
         decided = comparison(name).outcomes[PreemptMode.COST]
         num_swaps = sum(it.num_swaps for it in decided)
         assert 0 < num_swaps < sum(it.num_preemptions for it in decided)
