@@ -199,18 +199,17 @@ def facts(sizing):
     return plain
 
 
-def test_one_process_and_some_give_the_same_answer():
+@pytest.mark.parametrize("speed", [1.0, 20.0])
+def test_one_process_and_some_give_the_same_answer(speed):
     more = {
-        "arrivals": ArrivalPlan(speed=20.0),
+        "arrivals": ArrivalPlan(speed=speed),
         "num_engines": None,
         "kv_dtypes": ("bf16", "fp8"),
         "policies": ("lru", "s3-fifo"),
     }
-    alone, *others = (size("ttft-p90=0.9x", num_jobs=num, **more) for num in (1, 2, 3))
-    assert alone.num_engines > 1
-    assert len(alone.trials) > 4
-    for other in others:
-        assert facts(other) == facts(alone)
+    alone, other = (size("ttft-p90=0.7x", num_jobs=num, **more) for num in (1, 2))
+    assert (alone.num_engines > 1) == (speed > 1)
+    assert facts(other) == facts(alone)
 
 
 def test_report_files_are_written(halved, tmp_path):
