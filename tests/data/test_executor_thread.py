@@ -203,7 +203,6 @@ def test_fence_drops_what_a_stuck_copier_has_not_begun_and_waits_for_what_runs(s
 
 
 def test_fence_drops_an_offload_that_waits_behind_another(stand):
-    """A copier that takes one batch and then nothing more."""
     it = stand(make_copier=None, executor_of=Sluggish)
     it.rank.fill([0], keys_of(1))
     job = it.submit(it.rank.orders.offload(keys_of(1), [0], [0]))
@@ -213,12 +212,12 @@ def test_fence_drops_an_offload_that_waits_behind_another(stand):
 
 
 class Sluggish(Executor):
-    """Never begins a gather of its own accord."""
+    """Never begins a gather, as if others were before it all the time."""
 
     def __init__(self, rank: FakeRank) -> None:
         super().__init__(rank.shop)
-        begin = self._offloads.begin_gather
-        self._offloads.begin_gather = lambda only=None: bool(begin(()))
+        self._offloads.begin_gather = lambda: False
+        self._offloads.begin_hurried = lambda: False
 
 
 def test_waits_are_bounded(stand):
