@@ -53,10 +53,10 @@ class Engine:
         return answer.num_blocks
 
     def waits(self, keys: list[BlockKey], request: str = "a", most: float = 30.0) -> float:
-        """Ask every millisecond until there is an answer; returns for how long."""
+        """Ask every 10 milliseconds until there is an answer; returns for how long."""
         since = self.now
         while self.hits(keys, request=request) is None:
-            self.now += 0.001
+            self.now += 0.01
             assert self.now - since < most, "it waits for ever"
         return self.now - since
 
@@ -92,7 +92,7 @@ def test_a_long_prompt_waits_for_a_tenth_of_what_it_would_save() -> None:
 def test_a_short_prompt_waits_no_longer_than_it_did() -> None:
     engine = Engine()
     assert engine.saved(SHORT) < FLOOR
-    assert engine.waits(chain("a", SHORT)) == pytest.approx(FLOOR, abs=0.002)
+    assert engine.waits(chain("a", SHORT)) == pytest.approx(FLOOR, abs=0.011)
 
 
 def test_what_is_known_to_be_there_is_not_waited_for() -> None:
@@ -111,29 +111,29 @@ def test_a_prompt_that_ends_at_a_block_nobody_has_waits_for_what_is_before_it() 
     engine, keys = Engine(), chain("a", LONG)
     assert engine.hits([keys[SHORT]], request="gap") is None
     engine.answer(present=0)
-    assert engine.waits(keys) == pytest.approx(FLOOR, abs=0.002)
+    assert engine.waits(keys) == pytest.approx(FLOOR, abs=0.011)
 
 
 def test_a_store_that_loads_as_slowly_as_computing_is_not_waited_for() -> None:
     fast = Engine(flops_per_second=1e17)
-    assert fast.waits(chain("a", LONG)) == pytest.approx(FLOOR, abs=0.002)
+    assert fast.waits(chain("a", LONG)) == pytest.approx(FLOOR, abs=0.011)
 
 
 def test_who_never_reloads_waits_for_nothing_longer() -> None:
     never = Engine(mode=CostMode.NEVER)
-    assert never.waits(chain("a", LONG)) == pytest.approx(FLOOR, abs=0.002)
+    assert never.waits(chain("a", LONG)) == pytest.approx(FLOOR, abs=0.011)
 
 
 def test_nobody_waits_longer_than_for_a_load() -> None:
     """A prompt of minutes, whose tenth is seconds."""
     engine = Engine(replace(SETTINGS, reload_deadline=2.0), flops_per_second=1e12)
     assert engine.saved(LONG) * LOOKUP_SHARE > 10
-    assert engine.waits(chain("a", LONG)) == pytest.approx(2.0, abs=0.002)
+    assert engine.waits(chain("a", LONG)) == pytest.approx(2.0, abs=0.011)
 
 
 def test_who_configures_more_waits_more() -> None:
     engine = Engine(replace(SETTINGS, lookup_deadline=5.0))
-    assert engine.waits(chain("a", SHORT)) == pytest.approx(5.0, abs=0.002)
+    assert engine.waits(chain("a", SHORT)) == pytest.approx(5.0, abs=0.011)
 
 
 # -- a store that hangs -------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_who_has_more_at_stake_waits_for_the_rest_of_its_share() -> None:
     engine = Engine()
     first = engine.waits(chain("a", LONG // 2))
     second = engine.waits(chain("b", LONG), "b")
-    assert 0 < second < LOOKUP_SHARE * engine.saved(LONG) - first + 0.01
+    assert 0 < second < LOOKUP_SHARE * engine.saved(LONG) - first + 0.02
 
 
 def test_a_store_that_answers_again_is_waited_for_again() -> None:
@@ -192,7 +192,7 @@ def test_for_a_store_whose_answers_always_come_too_late_nobody_waits_for_long() 
         engine.now += 3.0
         engine.answer(seconds=3.0)
     assert waits[0] > 3 * FLOOR
-    assert waits[2:] == pytest.approx([FLOOR] * 6, abs=0.002)
+    assert waits[2:] == pytest.approx([FLOOR] * 6, abs=0.011)
 
 
 def test_one_late_answer_among_quick_ones_turns_nobody_away() -> None:

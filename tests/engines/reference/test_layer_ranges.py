@@ -184,6 +184,11 @@ def test_a_store_that_stalls_costs_a_step_its_deadline_and_no_token(running, num
     assert result.num_failed_blocks == NUM_BLOCKS
     assert 0.25 < result.ttft_seconds < 0.3 + 20 * first.ttft_seconds + 2.0
     assert result.token_ids == first.token_ids[:3] == greedy(PROMPT, 3)
+    # What it has computed for itself is in DRAM: nobody needs what the store brings late.
+    later = again(runner)
+    assert later.decision.num_hit_blocks == {"dram": NUM_BLOCKS}
+    assert (later.num_reloaded_tokens, later.num_failed_blocks) == (4 * NUM_BLOCKS, 0)
+    assert later.token_ids == first.token_ids[:3]
 
 
 def test_more_ranges_than_layers_are_refused():
