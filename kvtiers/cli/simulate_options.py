@@ -73,8 +73,12 @@ GenerateOption = Annotated[
 NumRequestsOption = Annotated[
     int | None, _requests("--requests", text="Requests: the first so many; generated: 1000.", min=1)
 ]
-RateOption = Annotated[float, _requests("--rate", text="Generated: requests a second.")]
-SeedOption = Annotated[int, _requests("--seed", text="Generated: equal seeds, equal traces.")]
+RateOption = Annotated[
+    float | None, _requests("--rate", text="Generated: requests a second, on average; 2.")
+]
+SeedOption = Annotated[
+    int | None, _requests("--seed", text="Generated: equal seeds, equal traces; 0.", min=0)
+]
 TraceBlockOption = Annotated[
     int | None,
     _requests("--trace-block", text="Put small ids together to blocks of so many tokens.", min=1),
@@ -168,14 +172,15 @@ def engine_values(device: Sequence[Any], knobs: Sequence[Any]) -> dict[str, Any]
 
 def read_trace(
     path: Path | None,
-    generate: tuple[str | None, float, int],
+    generate: tuple[str | None, float | None, int | None],
     num_requests: int | None,
     block_size: int | None,
 ) -> Trace:
     """Return the trace that the options name; `generate`: kind, rate and seed.
 
     Raises:
-        ConfigError: neither or both are named. TraceError: it cannot be read.
+        ConfigError: neither or both are named, or an option is given that would change nothing.
+        TraceError: it cannot be read.
     """
     from kvtiers.simulate.generate import Workload
     from kvtiers.simulate.generate import generate as make
@@ -185,12 +190,26 @@ def read_trace(
     if (path is None) == (kind is None):
         raise ConfigError("give either --trace PATH or --generate KIND")
     if kind is not None:
-        return make(Workload(kind, num_requests or 1000, rate, seed))
+        if block_size is not None:
+            raise ConfigError("--trace-block: is for --trace; what --generate makes has 512 tokens")
+        named = workload(kind, rate, seed)
+        return make(Workload(kind, num_requests or 1000, named["rate"], named["seed"]))
+    for name, value in (("--rate", rate), ("--seed", seed)):
+        if value is not None:
+            raise ConfigError(
+                f"{name}: is for --generate; a trace has its own requests, of which --speed "
+                "changes the pace"
+            )
     assert path is not None, "one of both is given"
     trace = load_trace(path, block_size)
     if num_requests is None:
         return trace
     return Trace(trace.name, trace.block_size, trace.requests[:num_requests])
+
+
+def workload(kind: str, rate: float | None, seed: int | None) -> dict[str, Any]:
+    """Return what is generated, with the defaults filled in."""
+    return {"generate": kind, "rate": 2.0 if rate is None else rate, "seed": seed or 0}
 
 
 def machine_plan(values: dict[str, Any], media: Sequence[str], preemption: str) -> MachinePlan:

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from kvtiers.model.errors import ConfigError
+from kvtiers.observe.files import write_whole
 from kvtiers.simulate.trace import CONVERSATION_BLOCK_SIZE, Trace, TraceRequest
 
 _SIZE: Final = CONVERSATION_BLOCK_SIZE
@@ -262,10 +263,9 @@ def write_trace(trace: Trace, path: Path) -> None:
     """
     if trace.block_size != _SIZE:
         raise ConfigError(f"blocks of {trace.block_size} tokens; the format has {_SIZE}")
+    lines = "".join(json.dumps(_plain(request)) + "\n" for request in trace.requests)
     try:
-        with path.open("w", encoding="utf-8") as file:
-            for request in trace.requests:
-                file.write(json.dumps(_plain(request)) + "\n")
+        write_whole({path: lines.encode()})
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
 

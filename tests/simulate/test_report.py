@@ -1,5 +1,6 @@
 import json
 
+from kvtiers.observe.page import canvas
 from kvtiers.simulate.generate import Workload, generate
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.replay import ReplayPlan, replay
@@ -20,16 +21,25 @@ def both():
 
 def test_files_hold_every_number_and_the_page_needs_no_other(tmp_path):
     replays = both()
-    written, _ = write_report(replays, tmp_path / "out", "simulate")
+    about = {"trace": "<b>chat</b>", "seed": 7, "loop": "closed", "media": ["nvme=x"], "rate": None}
+    written, _ = write_report(replays, tmp_path / "out", "simulate", about)
     assert {path.name for path in written} >= {"simulate.json", "simulate.html"}
-    first, second = json.loads((tmp_path / "out" / "simulate.json").read_text())["replays"]
+    document = json.loads((tmp_path / "out" / "simulate.json").read_text())
+    assert document["about"] == about
+    first, second = document["replays"]
+    assert (first["config"], second["config"]["tiers"][0]["kind"]) == (None, "dram")
     for found in (first, second):
         tokens = found["tokens"]
         assert sum(tokens["hits"].values()) + tokens["computed"] == tokens["prompt"]
         assert len(found["timeline"]["seconds"]) == len(found["timeline"]["kv_use"])
     html = (tmp_path / "out" / "simulate.html").read_text()
-    assert 'src="http' not in html
+    assert "http" not in html
+    assert "<script" not in html
     assert "where the prompts" in html
+    assert "<td>trace</td><td>&lt;b&gt;chat&lt;/b&gt;</td>" in html
+    assert "<td>seed</td><td>7</td>" in html
+    assert "<td>rate</td>" not in html
+    assert "capacity: 200GB" in html
 
 
 def test_rows_compare_each_with_the_first():
@@ -39,6 +49,8 @@ def test_rows_compare_each_with_the_first():
     assert by_name["TTFT p90"].changes[0][-1] == "%"
     assert {
         "ITL p90",
+        "queued p90",
+        "queued, share of all TTFT",
         "output tokens/s",
         "infinite cache",
         "written to nvme, a device and day",
@@ -47,6 +59,22 @@ def test_rows_compare_each_with_the_first():
 
 def test_notes_say_what_is_not_measured():
     assert "The first 10 requests only filled the caches." in notes(both()[1])
-    found = page(both(), None)
+    found = page(both(), None, {})
     assert "tiers: The first 10 requests" in found
     assert "matplotlib is not installed" in found
+
+
+def test_a_label_that_looks_like_mathematics_is_a_label(tmp_path):
+    shared = {"trace": CHAT, "machine": MACHINE}
+    replays = [replay(ReplayPlan(**shared, label=label)) for label in ("a$\\foo$", "_$x")]
+    written, _ = write_report(replays, tmp_path, "labels", {})
+    assert len(written) == (3 if canvas() else 2)
+
+
+def test_a_picture_of_an_earlier_time_does_not_stay_beside_new_numbers(tmp_path, monkeypatch):
+    replays = both()
+    (tmp_path / "again.png").write_bytes(b"an older one")
+    monkeypatch.setattr("kvtiers.simulate.report.canvas", lambda: None)
+    _, missing = write_report(replays, tmp_path, "again", {})
+    assert missing is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.html", "again.json"]
