@@ -200,7 +200,8 @@ def draw(replays: Sequence[Replay]) -> bytes | None:
             each.grid(visible=True, alpha=0.3)
             if replay.num_warmup:
                 each.axvline(replay.began_seconds, color="grey", linestyle=":", label="warm")
-            each.legend(loc="best", framealpha=0.5)
+            if each.get_legend_handles_labels()[0]:
+                each.legend(loc="best", framealpha=0.5)
     return png(figure)
 
 

@@ -107,9 +107,11 @@ def test_what_a_cache_that_forgets_nothing_hits_is_of_what_was_served():
     """An engine that is stopped has served the first requests, which hit less than later ones."""
 
     def stop(ended, _num):
-        if ended == 20:
+        if ended == 20 and not stopped:
+            stopped.append(ended)
             raise KeyboardInterrupt
 
+    stopped = []
     found = replay(ReplayPlan(CHAT, MACHINE, None, arrivals=ArrivalPlan(speed=0.01)), stop)
     first = replay(
         ReplayPlan(
@@ -124,7 +126,7 @@ def test_time_in_the_queue_is_a_part_of_the_time_to_the_first_token():
     idle = run(arrivals=ArrivalPlan(speed=0.01))
     assert busy.queued.num == busy.ttft.num == 150
     assert 0.9 * busy.ttft.mean < busy.queued.mean < busy.ttft.mean
-    assert idle.queued.mean < 0.05 * idle.ttft.mean
+    assert idle.queued.p90 < 0.01 * idle.ttft.p90
 
 
 def test_files_of_the_machine_that_a_configuration_is_for_are_not_touched(tmp_path):

@@ -39,7 +39,7 @@ def test_files_hold_every_number_and_the_page_needs_no_other(tmp_path):
     assert "<td>trace</td><td>&lt;b&gt;chat&lt;/b&gt;</td>" in html
     assert "<td>seed</td><td>7</td>" in html
     assert "<td>rate</td>" not in html
-    assert "capacity: 200GB" in html
+    assert "- /nowhere/kvtiers" in html
 
 
 def test_rows_compare_each_with_the_first():
