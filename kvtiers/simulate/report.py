@@ -86,7 +86,11 @@ def notes(replay: Replay) -> list[str]:
             "arrivals (--speed), or share the trace among more engines (--replicas)."
         )
     for reason, num in replay.dropped.items():
-        found.append(f"{num:,} blocks were not offloaded ({reason}).")
+        found.append(f"{num:,} blocks were not offloaded ({reason}){_why(reason)}.")
+    if replay.seconds < _SHORT_SECONDS and any(replay.written_nbytes.values()):
+        found.append(
+            f"Bytes a day are those of {replay.seconds:,.0f} s, times what is missing to a day."
+        )
     for outcome, num in replay.failed.items():
         found.append(f"{num:,} blocks of transfers were not delivered ({outcome}).")
     found += [f"Not modelled, as if it were not set: {option}." for option in replay.ignored]
@@ -203,6 +207,24 @@ def draw(replays: Sequence[Replay]) -> bytes | None:
             if each.get_legend_handles_labels()[0]:
                 each.legend(loc="best", framealpha=0.5)
     return png(figure)
+
+
+_SHORT_SECONDS: Final = 600.0  # of a replay from which nobody would conclude on a day
+_REASONS: Final = (  # the beginning of a reason, behind which a store may stand, and what it means
+    ("no_room_", "{} was full of what it was writing or reading"),
+    ("no_room", "DRAM was full of what is on its way: too small, or the stores below too slow"),
+    ("not_admitted", "a store takes what is seen again only"),
+    ("over_budget_", "the write budget of {} was spent"),
+    ("off_", "{} was not used: its writes kept failing, or took too long"),
+)
+
+
+def _why(reason: str) -> str:
+    """Return what a reason means, as the end of a sentence; "" where that is not known."""
+    for begin, text in _REASONS:
+        if reason.startswith(begin):
+            return f": {text.format(reason.removeprefix(begin))}"
+    return ""
 
 
 _TIMES: Final = {

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 from kvtiers.observe.page import canvas
 from kvtiers.simulate.generate import Workload, generate
@@ -78,3 +79,20 @@ def test_a_picture_of_an_earlier_time_does_not_stay_beside_new_numbers(tmp_path,
     _, missing = write_report(replays, tmp_path, "again", {})
     assert missing is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.html", "again.json"]
+
+
+def test_notes_say_why_blocks_were_not_kept_and_how_short_a_day_was():
+    _, tiers = both()
+    tiers = replace(
+        tiers,
+        seconds=30.0,
+        written_nbytes={"nvme": 10},
+        dropped={"no_room": 3, "no_room_nvme": 2, "off_lmdb": 1, "new_reason": 1},
+    )
+    said = "\n".join(notes(tiers))
+    assert "3 blocks were not offloaded (no_room): DRAM was full" in said
+    assert "2 blocks were not offloaded (no_room_nvme): nvme was full" in said
+    assert "1 blocks were not offloaded (off_lmdb): lmdb was not used" in said
+    assert "(new_reason)." in said
+    assert "Bytes a day are those of 30 s" in said
+    assert "Bytes a day" not in "\n".join(notes(replace(tiers, seconds=3600.0)))
