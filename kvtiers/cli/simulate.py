@@ -138,8 +138,9 @@ def _configs(files: Sequence[Path]) -> list[tuple[str, Loaded | None]]:
         shown_path(Path(stem) if stems.count(stem) == 1 else path)
         for path, stem in zip(files, stems, strict=True)
     ]
-    found = [(label, load_config(path)) for label, path in zip(labels, files, strict=True)]
-    return found or [("no tiers", None)]
+    if not files:
+        return [("no tiers", None)]
+    return [(label, load_config(path)) for label, path in zip(labels, files, strict=True)]
 
 
 def _plans(

@@ -297,7 +297,7 @@ class _Drive:
             num_warmup=self._num_warmup,
             num_skipped=len(plan.trace.requests) - len(self._requests),
             longest=settings.max_model_len,
-            config=plan.config and plan.config.model_dump(mode="json", by_alias=True),
+            config=None if plan.config is None else _dumped(plan.config),
             began_seconds=self._began or 0.0,
             seconds=seconds,
             arrival_seconds=max(0.0, self._last_arrival - (self._began or 0.0)),
@@ -369,6 +369,10 @@ class _Drive:
         if not prompt:
             return 0.0
         return float((prefill.seconds(prompt) - prefill.seconds(rest, hit)).sum())
+
+
+def _dumped(config: Config) -> dict[str, Any]:
+    return config.model_dump(mode="json", by_alias=True)
 
 
 def _num_devices(tier: Any) -> int:
