@@ -76,34 +76,28 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.share import busiest_share
 
-        check_outputs(output, write_trace)
+        _check_outputs(output, write_trace, generate)
         configs = _configs(files)
-        if write_trace is not None and generate is None:
-            raise ConfigError("--write-trace: is for --generate; a trace is there already")
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
         engine = options.engine_values(device, knobs)
         shared: dict[str, Any] = {"warmup": warmup, "max_seconds": max_seconds}
-        shared |= {"arrivals": ArrivalPlan(speed, concurrency)}
+        shared["arrivals"] = ArrivalPlan(speed, concurrency)
         shared["trace"] = busiest_share(found, replicas)
         plans = _plans(options.machine_plan(engine, medium or (), preemption), shared, configs)
         _keep(found, write_trace)
-        about = {
-            "trace": None if trace is None else shown_path(trace),
-            **({} if generate is None else options.workload(generate, rate, seed)),
-            "requests": len(found.requests),
-            "loop": "open" if concurrency is None else "closed",
-            "concurrency": concurrency,
-            "speed": speed,
-            "replicas": replicas,
-            "warmup": warmup,
-            **engine,
-            "preemption": preemption,
-            "media": medium,
-        }
+        about = options.about_requests(trace, (generate, rate, seed), found)
+        about |= options.about_arrivals(speed, concurrency, replicas, warmup)
+        about |= {**engine, "preemption": preemption, "media": medium}
         replays = _run(plans, as_json)
         if output is not None:
             _write(replays, about, output, found.name)
     _tell(replays, about, as_json, replicas)
+
+
+def _check_outputs(output: Path | None, write_trace: Path | None, generate: str | None) -> None:
+    check_outputs(output, write_trace)
+    if write_trace is not None and generate is None:
+        raise ConfigError("--write-trace: is for --generate; a trace is there already")
 
 
 def _tell(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kvtiers.cli.output import shown_path
 from kvtiers.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def read_trace(
     if kind is not None:
         if block_size is not None:
             raise ConfigError("--trace-block: is for --trace; what --generate makes has 512 tokens")
-        named = workload(kind, rate, seed)
+        named = workload((kind, rate, seed))
         return make(Workload(kind, num_requests or 1000, named["rate"], named["seed"]))
     for name, value in (("--rate", rate), ("--seed", seed)):
         if value is not None:
@@ -207,9 +208,29 @@ def read_trace(
     return Trace(trace.name, trace.block_size, trace.requests[:num_requests])
 
 
-def workload(kind: str, rate: float | None, seed: int | None) -> dict[str, Any]:
+def workload(generate: tuple[str, float | None, int | None]) -> dict[str, Any]:
     """Return what is generated, with the defaults filled in."""
+    kind, rate, seed = generate
     return {"generate": kind, "rate": 2.0 if rate is None else rate, "seed": seed or 0}
+
+
+def about_requests(
+    path: Path | None, generate: tuple[str | None, float | None, int | None], trace: Trace
+) -> dict[str, Any]:
+    """Return what a report says of the requests; see `read_trace`."""
+    kind, rate, seed = generate
+    made = {} if kind is None else workload((kind, rate, seed))
+    name = None if path is None else shown_path(path)
+    return {"trace": name, **made, "requests": len(trace.requests), "trace_block": trace.block_size}
+
+
+def about_arrivals(
+    speed: float, concurrency: int | None, replicas: int, warmup: float
+) -> dict[str, Any]:
+    """Return what a report says of when they come, and to how many engines."""
+    loop = "open" if concurrency is None else "closed"
+    more = {"replicas": replicas, "warmup": warmup}
+    return {"loop": loop, "concurrency": concurrency, "speed": speed, **more}
 
 
 def machine_plan(values: dict[str, Any], media: Sequence[str], preemption: str) -> MachinePlan:

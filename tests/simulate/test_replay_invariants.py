@@ -66,7 +66,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=10)
+@settings(max_examples=15)
 @given(plan=plans)
 def test_reports_add_up_are_finite_and_the_same_again(plan):
     try:
