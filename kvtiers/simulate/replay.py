@@ -68,6 +68,7 @@ class Replay:
         interrupted: whether that is because of a KeyboardInterrupt.
         num_skipped: requests longer than the engine allows. longest: tokens that it allows.
         config: the tiers, as plain data; None without any.
+        concurrency: sessions at a time, of a closed loop; None: requests came at their times.
         began_seconds: of the first measured arrival, on the clock of the timeline.
         seconds: from then to the end. arrival_seconds: to the last arrival.
         num_late: requests that had not been admitted when the last one came.
@@ -95,6 +96,7 @@ class Replay:
     num_skipped: int
     longest: int
     config: Mapping[str, Any] | None
+    concurrency: int | None
     began_seconds: float
     seconds: float
     arrival_seconds: float
@@ -298,6 +300,7 @@ class _Drive:
             num_skipped=len(plan.trace.requests) - len(self._requests),
             longest=settings.max_model_len,
             config=None if plan.config is None else _dumped(plan.config),
+            concurrency=plan.arrivals.concurrency,
             began_seconds=self._began or 0.0,
             seconds=seconds,
             arrival_seconds=max(0.0, self._last_arrival - (self._began or 0.0)),

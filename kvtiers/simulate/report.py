@@ -80,11 +80,15 @@ def notes(replay: Replay) -> list[str]:
         found.append(f"The first {replay.num_warmup:,} requests only filled the caches.")
     line = replay.timeline
     if line.num_waiting and max(line.num_waiting) > max(64, 0.1 * replay.num_requests):
-        found.append(
-            f"The queue grew to {max(line.num_waiting):,} requests: they come faster than this "
-            "engine serves them, and times to the first token are those of the queue. Slow the "
-            "arrivals (--speed), or share the trace among more engines (--replicas)."
+        why = (
+            "they come faster than this engine serves them, and times to the first token are those "
+            "of the queue. Slow the arrivals (--speed), or share the trace among more engines "
+            "(--replicas)."
+            if replay.concurrency is None
+            else f"this engine does not admit {replay.concurrency:,} sessions at a time, and times "
+            "to the first token are those of the queue (--concurrency)."
         )
+        found.append(f"The queue grew to {max(line.num_waiting):,} requests: {why}")
     for reason, num in replay.dropped.items():
         found.append(f"{num:,} blocks were not offloaded ({reason}){_why(reason)}.")
     if replay.seconds < _SHORT_SECONDS and any(replay.written_nbytes.values()):
@@ -112,12 +116,13 @@ def summary(replays: Sequence[Replay]) -> list[str]:
             f", {_count(output)} output tokens/s, hit rate {_share(replay.tokens.hit_rate)} of at "
             f"most {_share(replay.infinite_hit_rate)}"
         )
-        said.append(
-            text
-            + ("; it does not keep up" if replay.complete and not replay.keeps_up else "")
-            + "."
-        )
+        said.append(text + ("; it does not keep up" if _falls_behind(replay) else "") + ".")
     return said
+
+
+def _falls_behind(replay: Replay) -> bool:
+    """Whether the queue only grew; in a closed loop the engine sets the pace itself."""
+    return replay.complete and replay.concurrency is None and not replay.keeps_up
 
 
 def plain(replays: Sequence[Replay], about: Mapping[str, object]) -> dict[str, Any]:

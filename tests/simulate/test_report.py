@@ -2,10 +2,11 @@ import json
 from dataclasses import replace
 
 from kvtiers.observe.page import canvas
+from kvtiers.simulate.arrivals import ArrivalPlan
 from kvtiers.simulate.generate import Workload, generate
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.replay import ReplayPlan, replay
-from kvtiers.simulate.report import notes, page, rows, write_report
+from kvtiers.simulate.report import notes, page, rows, summary, write_report
 from tests.simulate.test_replay import TIERS
 
 CHAT = generate(Workload("chat", 40, seed=1))
@@ -96,3 +97,17 @@ def test_notes_say_why_blocks_were_not_kept_and_how_short_a_day_was():
     assert "(new_reason)." in said
     assert "Bytes a day are those of 30 s" in said
     assert "Bytes a day" not in "\n".join(notes(replace(tiers, seconds=3600.0)))
+
+
+def test_a_queue_of_a_closed_loop_is_not_blamed_on_the_arrivals():
+    crowd = generate(Workload("bursts", 200, seed=1))
+    plan = {"trace": crowd, "machine": replace(MACHINE, max_num_seqs=8)}
+    closed = replay(ReplayPlan(**plan, arrivals=ArrivalPlan(concurrency=150)))
+    opened = replay(ReplayPlan(**plan, arrivals=ArrivalPlan(speed=1e4)))
+    (said,) = (text for text in notes(closed) if "queue grew" in text)
+    assert "does not admit 150 sessions at a time" in said
+    assert "--speed" not in said
+    assert "does not keep up" not in summary([closed])[0]
+    (said,) = (text for text in notes(opened) if "queue grew" in text)
+    assert "Slow the arrivals (--speed)" in said
+    assert "does not keep up" in summary([opened])[0]
