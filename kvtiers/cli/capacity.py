@@ -75,7 +75,7 @@ def _show(result: CapacityResult) -> None:
         "each other; binds: the limit that is reached first.",
         box=box.SIMPLE_HEAVY,
     )
-    names = ("KV cache", "bytes a token", "blocks", "tokens", "sequences", "binds")
+    names = ("KV cache", "bytes a token, each device", "blocks", "tokens", "sequences", "binds")
     for name in names:
         pools.add_column(name, justify="left" if name == names[0] else "right", no_wrap=True)
     for pool in result.pools:

@@ -6,15 +6,46 @@ neither torch nor a GPU.
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from kvtiers import __version__
 from kvtiers.cli import bench, capacity, config, demo, explain, info, probe, simulate, size, store
+from kvtiers.cli.output import BAD_INPUT
+
+
+class _Verbs(TyperGroup):
+    """All verbs; what they print may be lost without a traceback."""
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Run the verb that was named."""
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):  # names that a terminal cannot show are escaped
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            return super().main(*args, **more)
+        except OSError as error:
+            if not _stdout_fails():
+                raise
+            typer.echo(f"standard output cannot be written: {error.strerror}", err=True)
+            sys.exit(BAD_INPUT)
+
+
+def _stdout_fails() -> bool:
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except (OSError, ValueError):
+        return True
+    return False
+
 
 app = typer.Typer(
     name="kvtiers",
+    cls=_Verbs,
     help="KV-cache offload and tiering for LLM serving engines.",
     no_args_is_help=True,
     add_completion=False,

@@ -70,6 +70,11 @@ def show_table(table: Table) -> None:
     console.print(table)
 
 
+def shown_path(path: Path) -> str:
+    """Return a path as text that can be written anywhere, whatever bytes it consists of."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def check_outputs(folder: Path | None, *files: Path | None) -> None:
     """See whether reports can be written, before the work begins; None is for one not wanted.
 

@@ -116,9 +116,10 @@ def _run(plan: ProbePlan, quiet: bool) -> ProbeResult:
 
 def _write(path: Path, text: str) -> None:
     from kvtiers.model.errors import ConfigError
+    from kvtiers.observe.files import write_whole
 
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole({path: text.encode()})
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     typer.echo(f"wrote {path}", err=True)

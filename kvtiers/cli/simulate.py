@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,14 @@ from kvtiers.cli.output import (
     echo_json,
     input_errors,
     show_table,
+    shown_path,
 )
 from kvtiers.cli.progress import progress_bar
-from kvtiers.model.errors import ConfigError
+from kvtiers.model.errors import ConfigError, PlacedError
 
 if TYPE_CHECKING:
+    from kvtiers.model.config import Loaded
+    from kvtiers.simulate.machine import MachinePlan
     from kvtiers.simulate.replay import Progress, Replay, ReplayPlan
     from kvtiers.simulate.trace import Trace
 
@@ -38,8 +42,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     compare: options.CompareOption = None,
     more: options.MoreOption = None,
     requests: options.NumRequestsOption = None,
-    rate: options.RateOption = 2.0,
-    seed: options.SeedOption = 0,
+    rate: options.RateOption = None,
+    seed: options.SeedOption = None,
     trace_block: options.TraceBlockOption = None,
     speed: options.SpeedOption = 1.0,
     concurrency: options.ConcurrencyOption = None,
@@ -67,34 +71,43 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
+    files = [*([config] if config else []), *(compare or ()), *(more or ())]
     with input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
-        from kvtiers.simulate.replay import ReplayPlan
         from kvtiers.simulate.share import busiest_share
 
-        check_outputs(output, write_trace)
+        _check_outputs(output, write_trace, generate)
+        configs = _configs(files)
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
-        _keep(found, write_trace)
-        machine = options.machine_plan(
-            options.engine_values(device, knobs), medium or (), preemption
-        )
-        shared: dict[str, Any] = {"machine": machine, "warmup": warmup}
+        engine = options.engine_values(device, knobs)
+        shared: dict[str, Any] = {"warmup": warmup, "max_seconds": max_seconds}
+        shared["arrivals"] = ArrivalPlan(speed, concurrency)
         shared["trace"] = busiest_share(found, replicas)
-        shared |= {"arrivals": ArrivalPlan(speed, concurrency), "max_seconds": max_seconds}
-        named = _configs([*([config] if config else []), *(compare or ()), *(more or ())])
-        plans = [ReplayPlan(**shared, label=label, config=it) for label, it in named]
+        plans = _plans(options.machine_plan(engine, medium or (), preemption), shared, configs)
+        _keep(found, write_trace)
+        about = options.about_requests(trace, (generate, rate, seed), found)
+        about |= options.about_arrivals(speed, concurrency, replicas, warmup)
+        about |= {**engine, "preemption": preemption, "media": medium}
         replays = _run(plans, as_json)
         if output is not None:
-            _write(replays, output, found.name)
-    _tell(replays, as_json, replicas)
+            _write(replays, about, output, found.name)
+    _tell(replays, about, as_json, replicas)
 
 
-def _tell(replays: list[Replay], as_json: bool, num_engines: int) -> None:
+def _check_outputs(output: Path | None, write_trace: Path | None, generate: str | None) -> None:
+    check_outputs(output, write_trace)
+    if write_trace is not None and generate is None:
+        raise ConfigError("--write-trace: is for --generate; a trace is there already")
+
+
+def _tell(
+    replays: list[Replay], about: Mapping[str, object], as_json: bool, num_engines: int
+) -> None:
     """Print the numbers; exits with `INTERRUPTED` where there could be more."""
     if as_json:
         from kvtiers.simulate.report import plain
 
-        echo_json(plain(replays))
+        echo_json(plain(replays, about))
     else:
         if num_engines > 1:
             typer.echo(f"One of {num_engines} engines, that with the most prompt tokens:")
@@ -110,30 +123,68 @@ def _keep(trace: Trace, path: Path | None) -> None:
         write_trace(trace, path)
 
 
-def _configs(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """Yield the label and the configuration of each file; without any, that of no tiers."""
+def _configs(files: Sequence[Path]) -> list[tuple[str, Loaded | None]]:
+    """Return the label and the configuration of each file; without any, that of no tiers."""
     from kvtiers.model.config import load_config
 
+    stems = [path.stem for path in files]
+    labels = [
+        shown_path(Path(stem) if stems.count(stem) == 1 else path)
+        for path, stem in zip(files, stems, strict=True)
+    ]
     if not files:
-        yield "no tiers", None
-    names = [path.stem for path in files]
-    for path, name in zip(files, names, strict=True):
-        label = name if names.count(name) == 1 else str(path)
-        yield label, load_config(path).config
+        return [("no tiers", None)]
+    return [(label, load_config(path)) for label, path in zip(labels, files, strict=True)]
 
 
-def _run(plans: Sequence[ReplayPlan], quiet: bool) -> list[Replay]:
+def _plans(
+    machine: MachinePlan, shared: Mapping[str, Any], configs: Sequence[tuple[str, Loaded | None]]
+) -> list[ReplayPlan]:
+    """Return what is to be replayed, all of which would start.
+
+    Raises:
+        ConfigError: one would not; says of which file and line that is.
+    """
+    from kvtiers.simulate.machine import MEDIA
+    from kvtiers.simulate.replay import ReplayPlan
+
+    stores = [{tier.name for tier in loaded.config.stores} for _, loaded in configs if loaded]
+    every = set().union(*stores)
+    plans = []
+    for label, loaded in configs:
+        config = None if loaded is None else loaded.config
+        # A medium of a store that only another configuration has means nothing here.
+        others = every - {tier.name for tier in config.stores} if config else every
+        media = {name: it for name, it in machine.media.items() if name not in others - {*MEDIA}}
+        each = replace(machine, media=media)
+        try:
+            each.check(shared["trace"], config)
+        except PlacedError as error:
+            if loaded is None or not error.path:
+                raise
+            raise ConfigError(f"{loaded.where(error.path)}: {error}") from error
+        plans.append(ReplayPlan(**shared, machine=each, label=label, config=config))
+    return plans
+
+
+def _run(plans: Sequence[ReplayPlan], as_json: bool) -> list[Replay]:
     from kvtiers.simulate.replay import replay
 
     replays = []
     for plan in plans:
-        with progress(plan.label, quiet) as told:
+        with progress(plan.label, as_json) as told:
             replays.append(replay(plan, told))
         if replays[-1].interrupted:
             break
-    if not any(replay.num_requests for replay in replays):
-        raise ConfigError("no request was served before it was stopped; there is nothing to tell")
-    return replays
+    if any(replay.num_requests for replay in replays):
+        return replays
+    problem = "no request was served before it was stopped; there is nothing to tell"
+    if not replays[-1].interrupted:
+        raise ConfigError(problem)
+    typer.echo(problem, err=True)
+    if as_json:
+        echo_json({"ok": False, "problems": [problem]})
+    raise typer.Exit(INTERRUPTED)
 
 
 @contextmanager
@@ -157,10 +208,10 @@ def errors_only() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _write(replays: Sequence[Replay], folder: Path, name: str) -> None:
+def _write(replays: Sequence[Replay], about: Mapping[str, object], folder: Path, name: str) -> None:
     from kvtiers.simulate.report import write_report
 
-    written, missing = write_report(replays, folder, f"simulate-{name}".lower())
+    written, missing = write_report(replays, folder, f"simulate-{name}".lower(), about)
     for path in written:
         typer.echo(f"wrote {path}", err=True)
     if missing is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kvtiers.cli.output import shown_path
 from kvtiers.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,8 +74,12 @@ GenerateOption = Annotated[
 NumRequestsOption = Annotated[
     int | None, _requests("--requests", text="Requests: the first so many; generated: 1000.", min=1)
 ]
-RateOption = Annotated[float, _requests("--rate", text="Generated: requests a second.")]
-SeedOption = Annotated[int, _requests("--seed", text="Generated: equal seeds, equal traces.")]
+RateOption = Annotated[
+    float | None, _requests("--rate", text="Generated: requests a second, on average; 2.")
+]
+SeedOption = Annotated[
+    int | None, _requests("--seed", text="Generated: equal seeds, equal traces; 0.", min=0)
+]
 TraceBlockOption = Annotated[
     int | None,
     _requests("--trace-block", text="Put small ids together to blocks of so many tokens.", min=1),
@@ -168,14 +173,15 @@ def engine_values(device: Sequence[Any], knobs: Sequence[Any]) -> dict[str, Any]
 
 def read_trace(
     path: Path | None,
-    generate: tuple[str | None, float, int],
+    generate: tuple[str | None, float | None, int | None],
     num_requests: int | None,
     block_size: int | None,
 ) -> Trace:
     """Return the trace that the options name; `generate`: kind, rate and seed.
 
     Raises:
-        ConfigError: neither or both are named. TraceError: it cannot be read.
+        ConfigError: neither or both are named, or an option is given that would change nothing.
+        TraceError: it cannot be read.
     """
     from kvtiers.simulate.generate import Workload
     from kvtiers.simulate.generate import generate as make
@@ -185,12 +191,46 @@ def read_trace(
     if (path is None) == (kind is None):
         raise ConfigError("give either --trace PATH or --generate KIND")
     if kind is not None:
-        return make(Workload(kind, num_requests or 1000, rate, seed))
+        if block_size is not None:
+            raise ConfigError("--trace-block: is for --trace; what --generate makes has 512 tokens")
+        named = workload((kind, rate, seed))
+        return make(Workload(kind, num_requests or 1000, named["rate"], named["seed"]))
+    for name, value in (("--rate", rate), ("--seed", seed)):
+        if value is not None:
+            raise ConfigError(
+                f"{name}: is for --generate; a trace has its own requests, of which --speed "
+                "changes the pace"
+            )
     assert path is not None, "one of both is given"
     trace = load_trace(path, block_size)
     if num_requests is None:
         return trace
     return Trace(trace.name, trace.block_size, trace.requests[:num_requests])
+
+
+def workload(generate: tuple[str, float | None, int | None]) -> dict[str, Any]:
+    """Return what is generated, with the defaults filled in."""
+    kind, rate, seed = generate
+    return {"generate": kind, "rate": 2.0 if rate is None else rate, "seed": seed or 0}
+
+
+def about_requests(
+    path: Path | None, generate: tuple[str | None, float | None, int | None], trace: Trace
+) -> dict[str, Any]:
+    """Return what a report says of the requests; see `read_trace`."""
+    kind, rate, seed = generate
+    made = {} if kind is None else workload((kind, rate, seed))
+    name = None if path is None else shown_path(path)
+    return {"trace": name, **made, "requests": len(trace.requests), "trace_block": trace.block_size}
+
+
+def about_arrivals(
+    speed: float, concurrency: int | None, replicas: int, warmup: float
+) -> dict[str, Any]:
+    """Return what a report says of when they come, and to how many engines."""
+    loop = "open" if concurrency is None else "closed"
+    more = {"replicas": replicas, "warmup": warmup}
+    return {"loop": loop, "concurrency": concurrency, "speed": speed, **more}
 
 
 def machine_plan(values: dict[str, Any], media: Sequence[str], preemption: str) -> MachinePlan:

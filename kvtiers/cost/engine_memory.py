@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,6 +19,8 @@ ACTIVATION_NBYTES: Final = Figure(
 )
 _MOST_RANKS: Final = 64
 _MOST_CHUNKS: Final = 100_000
+_MOST_UTILIZATION: Final = 0.97  # what a driver leaves of a device
+_USUAL_BLOCK: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,10 @@ class EngineMemory:
         """Return the same engine on other ranks."""
         return replace(self, tensor_parallel_size=num)
 
+    def with_block_size(self, num_tokens: int) -> EngineMemory:
+        """Return the same engine with blocks of so many tokens."""
+        return replace(self, block_size=num_tokens)
+
     def with_kv_dtype(self, kv_dtype: str) -> EngineMemory:
         """Return the same engine with another KV cache."""
         return replace(self, kv_dtype=kv_dtype)
@@ -124,22 +131,42 @@ class EngineMemory:
         )
         if self.weights_nbytes > memory:
             text += ": the model does not even load"
-        remedies = []
+        each = list(self._any_of())
+        if each:
+            return f"{text}. Any of these helps: {'; '.join(each)}"
+        return (
+            f"{text}. None of the knobs helps on its own: take a device with more memory, or "
+            "several of: fp8 weights, tensor parallelism, a higher utilization"
+        )
+
+    def _any_of(self) -> Iterator[str]:
+        """Yield what would leave room for a block, each on its own."""
         ranks = self._least_ranks(self.block_size)
         if ranks is not None:
-            remedies.append(f"tensor parallelism over {ranks} devices")
-        if self.dtype != "fp8":
-            remedies.append("weights in fp8, half as large")
-        if self.utilization < 0.95:
-            remedies.append("a higher utilization")
-        return f"{text}. Any of these may help: {'; '.join(remedies)}"
+            yield f"tensor parallelism over {ranks} devices"
+        if self.dtype != "fp8" and replace(self, dtype="fp8").pool.num_blocks:
+            yield "weights in fp8"
+        block_nbytes = self.block_size * self.kv_nbytes_per_token
+        missing = (block_nbytes - self.pool_nbytes) / self.hardware.memory_nbytes.value
+        if self.utilization + missing <= _MOST_UTILIZATION:
+            yield f"a utilization of {self.utilization + missing + 0.005:.2f}"
+        if self.runtime_nbytes is None:
+            activations = ACTIVATION_NBYTES.value * self.shape.hidden_size
+            room = self.pool_nbytes + activations * self.max_num_batched_tokens - block_nbytes
+            if room >= activations:
+                yield f"steps of at most {int(room / activations):,} tokens"
+        elif self.pool_nbytes + self.runtime_nbytes >= block_nbytes:
+            most = _gb(self.pool_nbytes + self.runtime_nbytes - block_nbytes - 5e7)
+            yield f"at most {most} for activations and runtime"
+        if self.block_size > _USUAL_BLOCK and self.with_block_size(_USUAL_BLOCK).pool.num_blocks:
+            yield f"blocks of {_USUAL_BLOCK} tokens"
 
     def _remedies(self, max_model_len: int) -> list[str]:
         room = self.pool.num_tokens
         remedies = [f"max_model_len of at most {room:,}"]
         missing = max_model_len * self.kv_nbytes_per_token - self.pool_nbytes
         utilization = self.utilization + missing / self.hardware.memory_nbytes.value
-        if utilization <= 0.97:
+        if utilization <= _MOST_UTILIZATION:
             remedies.append(f"a utilization of {utilization + 0.005:.2f}")
         if self.kv_dtype != "fp8":
             tokens = self.with_kv_dtype("fp8").pool.num_tokens

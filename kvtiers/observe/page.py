@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvtiers.model.errors import ConfigError
+from kvtiers.observe.files import file_name, write_whole
 
 NO_PICTURES: Final = "no pictures: matplotlib is not installed; pip install 'kvtiers[bench]'"
 
@@ -100,22 +101,27 @@ def write_files(
 ) -> list[Path]:
     """Write ``NAME.json``, ``NAME.html`` and, where there is a picture, ``NAME.png``.
 
+    Those of an earlier time are replaced, all together; without a picture there is none left.
+
     Args:
         plain: what the JSON holds. folder: made if need be.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
-    contents = {"json": (json.dumps(plain, indent=2) + "\n").encode(), "html": page.encode()}
+    contents = {
+        "json": (json.dumps(plain, indent=2) + "\n").encode(),
+        "html": page.encode("utf-8", "backslashreplace"),
+    }
     if picture is not None:
         contents["png"] = picture
-    written = []
+    stem = file_name(name)
+    written = {folder / f"{stem}.{suffix}": content for suffix, content in contents.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for suffix, content in contents.items():
-            path = folder / f"{name}.{suffix}"
-            path.write_bytes(content)
-            written.append(path)
+        write_whole(written)
+        if picture is None:
+            (folder / f"{stem}.png").unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot write there: {error.strerror}") from error
-    return written
+    return list(written)

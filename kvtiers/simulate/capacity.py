@@ -76,9 +76,10 @@ class CapacityResult:
     @property
     def summary(self) -> str:
         """The answer in a few words."""
+        context = _counted(self.plan.average_context, "token")
         held = [
-            f"{pool.num_tokens:,} tokens of KV in {pool.kv_dtype}, {pool.num_seqs:,} sequences of "
-            f"{self.plan.average_context:,} tokens"
+            f"{pool.num_tokens:,} tokens of KV in {pool.kv_dtype}, "
+            f"{_counted(pool.num_seqs, 'sequence')} of {context}"
             for pool in self.pools
         ]
         return (
@@ -136,7 +137,13 @@ def _pool(plan: CapacityPlan, memory: EngineMemory) -> PoolSize:
 
 def _notes(plan: CapacityPlan, memory: EngineMemory, pool: PoolSize) -> list[str]:
     notes = []
-    if pool.limit is Limit.KV and pool.num_seqs < plan.max_num_seqs:
+    if not pool.num_seqs_by_kv:
+        notes.append(
+            f"KV does not hold one sequence of {plan.average_context:,} tokens: it would be "
+            f"refused, or preempt itself. The pool has {pool.num_tokens:,} tokens; cap the "
+            "context, or add capacity (fp8, tensor parallelism)."
+        )
+    elif pool.limit is Limit.KV and pool.num_seqs < plan.max_num_seqs:
         notes.append(
             f"KV binds: it holds {pool.num_seqs:,} sequences of {plan.average_context:,} tokens, "
             f"max_num_seqs is {plan.max_num_seqs:,}. The others are preempted again and again "
@@ -164,3 +171,7 @@ def _assumptions(memory: EngineMemory) -> dict[str, Figure]:
         found["runtime, bytes"] = RUNTIME_NBYTES
         found["activations, bytes a token of a step and unit of hidden size"] = ACTIVATION_NBYTES
     return found
+
+
+def _counted(num: int, what: str) -> str:
+    return f"{num:,} {what}" + ("" if num == 1 else "s")

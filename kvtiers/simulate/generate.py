@@ -16,10 +16,12 @@ from typing import Final
 import numpy as np
 
 from kvtiers.model.errors import ConfigError
+from kvtiers.observe.files import write_whole
 from kvtiers.simulate.trace import CONVERSATION_BLOCK_SIZE, Trace, TraceRequest
 
 _SIZE: Final = CONVERSATION_BLOCK_SIZE
 _MOST_RATE: Final = 1e6
+_TICK_SECONDS: Final = 0.001  # of the clock of a trace
 _MOST_CONTEXT: Final = 120_000  # a session that has grown so long ends
 
 
@@ -96,6 +98,7 @@ class _Author:
         self.random = random.Random(workload.seed)
         self.new_id = itertools.count()
         self.sessions = itertools.count()
+        self._owed_ms = 0.0
 
     def text(self, num_tokens: int) -> _Text:
         """Return a new text."""
@@ -108,8 +111,14 @@ class _Author:
         return max(1, min(most, round(median * math.exp(self.random.gauss(0.0, spread)))))
 
     def wait_ms(self, mean_seconds: float) -> int:
-        """Return an exponential time."""
-        return round(self.random.expovariate(1.0 / mean_seconds) * 1000)
+        """Return an exponential time; short ones add up to what they are on average."""
+        wait = self.random.expovariate(1.0 / mean_seconds) * 1000
+        if mean_seconds >= _TICK_SECONDS:
+            return round(wait)
+        self._owed_ms += wait
+        whole = int(self._owed_ms)
+        self._owed_ms -= whole
+        return whole
 
     def call(self, at: int, text: _Text, output: int, session: int, think: int | None) -> _Call:
         """Return a request with this text as its prompt."""
@@ -246,8 +255,8 @@ def _first(calls: Iterator[_Call], workload: Workload) -> Iterator[_Call]:
         if len(arrivals) >= workload.num_requests and len(starts) > 1 and start == call.at:
             arrivals.sort()
             del arrivals[workload.num_requests :]
-            if start > arrivals[-1]:
-                return  # nothing that begins from here on is among them
+            if start >= arrivals[-1]:
+                return  # nothing that begins from here on is among them, or before them
         arrivals.append(call.at)
         yield call
 
@@ -262,10 +271,9 @@ def write_trace(trace: Trace, path: Path) -> None:
     """
     if trace.block_size != _SIZE:
         raise ConfigError(f"blocks of {trace.block_size} tokens; the format has {_SIZE}")
+    lines = "".join(json.dumps(_plain(request)) + "\n" for request in trace.requests)
     try:
-        with path.open("w", encoding="utf-8") as file:
-            for request in trace.requests:
-                file.write(json.dumps(_plain(request)) + "\n")
+        write_whole({path: lines.encode()})
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
 

@@ -12,7 +12,7 @@ from kvtiers.cost.hardware import WEIGHT_NBYTES, Storage
 from kvtiers.cost.model_source import load_shape
 from kvtiers.cost.preempt import PreemptMode
 from kvtiers.engines.reference.engine import Engine
-from kvtiers.engines.reference.modelled import ModelledMachine, modelled_engine
+from kvtiers.engines.reference.modelled import ModelledMachine, check_tiers, modelled_engine
 from kvtiers.engines.reference.settings import EngineSettings, Policy
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ConfigError
@@ -86,7 +86,15 @@ class MachinePlan(OnDevice):
             ConfigError: a medium is not known.
         """
         self._check_media(config)
-        return modelled_engine(settings, self.machine(config), config)
+        return modelled_engine(settings, self.machine(config), config and _without_files(config))
+
+    def check(self, trace: Trace, config: Config | None) -> None:
+        """See whether such an engine would start and serve the trace; raises as `settings` and
+        `engine` do."""
+        settings = self.settings(trace)
+        self._check_media(config)
+        if config is not None:
+            check_tiers(settings, self.machine(config), config)
 
     def machine(self, config: Config | None) -> ModelledMachine:
         """Return what the engine runs on."""
@@ -115,3 +123,22 @@ class MachinePlan(OnDevice):
             for tier in config.stores
         }
         return {name: known_storage(medium) for name, medium in media.items() if medium}
+
+
+def not_modelled(config: Config | None) -> tuple[str, ...]:
+    """Return the options of a configuration that a replay does without."""
+    if config is None:
+        return ()
+    found = {
+        "reload.layer_ranges": config.reload.layer_ranges > 1,
+        "cost.calibration": config.cost.calibration is not None,
+        "cost.decision_log": config.cost.decision_log is not None,
+    }
+    return tuple(name for name, there in found.items() if there)
+
+
+def _without_files(config: Config) -> Config:
+    """Return a configuration that names no file of the machine that it is meant for: a replay
+    neither adds to that machine's log of decisions nor is as fast as it was measured to be."""
+    cost = config.cost.model_copy(update={"decision_log": None, "calibration": None})
+    return config.model_copy(update={"cost": cost})

@@ -21,9 +21,9 @@ from kvtiers.model.config import Config
 from kvtiers.model.errors import ConfigError
 from kvtiers.observe.metrics import BLOCKS_FAILED, BYTES_COPIED, OFFLOADS_DROPPED, Series
 from kvtiers.simulate.arrivals import ArrivalPlan, Arrivals
-from kvtiers.simulate.machine import MachinePlan
+from kvtiers.simulate.machine import MachinePlan, not_modelled
 from kvtiers.simulate.measures import HBM, Percentiles, Timeline, TokenSums
-from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hit_tokens
+from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hits
 
 DAY_SECONDS: Final = 86_400.0
 _LATE: Final = 16  # requests that may wait when the last one comes, of an engine that keeps up
@@ -40,7 +40,7 @@ class ReplayPlan:
 
     Attributes:
         label: of the report. config: the tiers below HBM; None: there are none.
-        warmup: share of the requests, the first ones, that only fill the caches.
+        warmup: share of the requests, the first ones to come, that only fill the caches.
         max_seconds: of real time, after which it stops with what it has; None: any.
     """
 
@@ -67,8 +67,12 @@ class Replay:
         complete: whether every request was served, and none given up for want of time.
         interrupted: whether that is because of a KeyboardInterrupt.
         num_skipped: requests longer than the engine allows. longest: tokens that it allows.
-        seconds: from the first measured arrival to the end. arrival_seconds: to the last arrival.
+        config: the tiers, as plain data; None without any.
+        concurrency: sessions at a time, of a closed loop; None: requests came at their times.
+        began_seconds: of the first measured arrival, on the clock of the timeline.
+        seconds: from then to the end. arrival_seconds: to the last arrival.
         num_late: requests that had not been admitted when the last one came.
+        queued: from the arrival to the first admission, a part of the time to the first token.
         infinite_hit_rate: of a cache that forgets nothing, on the same requests, in the trace's
             blocks, the last of which may be a part.
         num_computed_tokens: by the engine, of prompts and outputs, again or for the first time.
@@ -91,10 +95,14 @@ class Replay:
     num_warmup: int
     num_skipped: int
     longest: int
+    config: Mapping[str, Any] | None
+    concurrency: int | None
+    began_seconds: float
     seconds: float
     arrival_seconds: float
     num_late: int
     ttft: Percentiles
+    queued: Percentiles
     tpot: Percentiles
     itl: Percentiles
     e2e: Percentiles
@@ -135,7 +143,7 @@ class Replay:
         """Return plain data for JSON."""
         names = [name for name in self.__dataclass_fields__ if name != "timeline"]
         plain = {name: getattr(self, name) for name in names}
-        for name in ("ttft", "tpot", "itl", "e2e", "tokens"):
+        for name in ("ttft", "queued", "tpot", "itl", "e2e", "tokens"):
             plain[name] = asdict(plain[name])
         plain["hit_rate"] = self.tokens.hit_rate
         plain["timeline"] = self.timeline.to_plain()
@@ -178,6 +186,7 @@ class _Drive:
         self._requests = requests
         self._arrivals: Arrivals = plan.arrivals.of(requests)
         self._num_warmup = int(plan.warmup * len(requests))
+        self._turn: dict[int, int] = {}  # position to how many came before, in order of arrival
         self._served: list[Served] = []
         self._num_ended = self._num_steps = 0
         self._last_arrival = 0.0
@@ -213,8 +222,9 @@ class _Drive:
         return [self._request(position, at) for position, at in self._arrivals.take(now)]
 
     def _request(self, position: int, at: float) -> NewRequest:
-        if position >= self._num_warmup and self._began is None:
+        if len(self._turn) == self._num_warmup:
             self._begin(at)
+        self._turn[position] = len(self._turn)
         request = self._requests[position]
         self._last_arrival = max(self._last_arrival, at)
         size = self._engine.settings.hash_tokens
@@ -243,7 +253,7 @@ class _Drive:
             position = int(served.request_id)
             self._arrivals.ended(position, served.finished_at)
             self._num_ended += 1
-            if position >= self._num_warmup:
+            if self._turn[position] >= self._num_warmup:
                 self._served.append(served)
         if report.finished:
             progress(self._num_ended, len(self._requests))
@@ -280,7 +290,6 @@ class _Drive:
         }
         tokens = self._tokens()
         gauges = engine.gauges
-        measured = self._requests[self._num_warmup :]
         return Replay(
             label=plan.label,
             title=plan.machine.title,
@@ -290,10 +299,16 @@ class _Drive:
             num_warmup=self._num_warmup,
             num_skipped=len(plan.trace.requests) - len(self._requests),
             longest=settings.max_model_len,
+            config=None if plan.config is None else _dumped(plan.config),
+            concurrency=plan.arrivals.concurrency,
+            began_seconds=self._began or 0.0,
             seconds=seconds,
             arrival_seconds=max(0.0, self._last_arrival - (self._began or 0.0)),
             num_late=sum((it.admitted_at or 0.0) > self._last_arrival for it in served),
             ttft=Percentiles.of([it.ttft_seconds for it in served if it.ttft_seconds is not None]),
+            queued=Percentiles.of(
+                [it.admitted_at - it.arrived_at for it in served if it.admitted_at is not None]
+            ),
             tpot=Percentiles.of([it.tpot_seconds for it in served if it.tpot_seconds is not None]),
             itl=Percentiles.of(self._itl),
             e2e=Percentiles.of([it.e2e_seconds for it in served]),
@@ -301,7 +316,7 @@ class _Drive:
             prompt_tokens_per_second=tokens.prompt / seconds,
             requests_per_second=len(served) / seconds,
             tokens=tokens,
-            infinite_hit_rate=self._infinite(len(measured)),
+            infinite_hit_rate=self._infinite(),
             num_computed_tokens=sum(it.num_computed_tokens for it in served),
             num_reloaded_tokens=sum(it.num_reloaded_tokens for it in served),
             num_recomputed_tokens=sum(it.num_recomputed_tokens for it in served),
@@ -316,7 +331,7 @@ class _Drive:
             dropped=_labelled(counted, OFFLOADS_DROPPED),
             failed=_labelled(counted, BLOCKS_FAILED),
             advice=tuple(self._advice),
-            ignored=_ignored(plan.config),
+            ignored=not_modelled(plan.config),
             timeline=self._timeline,
             cpu_seconds=self._cpu_seconds,
             num_steps=self._num_steps,
@@ -338,13 +353,14 @@ class _Drive:
         output = sum(it.num_output_tokens for it in self._served)
         return TokenSums(prompt, output, dict(hits), prompt - hits.total())
 
-    def _infinite(self, num_measured: int) -> float:
-        """Return the infinite cache's hit rate on the measured requests, the others before them."""
-        size = self._plan.trace.block_size
-        every = infinite_hit_tokens(self._requests, size)
-        before = infinite_hit_tokens(self._requests[: len(self._requests) - num_measured], size)
-        prompt = every.num_prompt_tokens - before.num_prompt_tokens
-        return (every.num_hit_tokens - before.num_hit_tokens) / prompt if prompt else 0.0
+    def _infinite(self) -> float:
+        """Return the infinite cache's hit rate on what is measured, all that came before it."""
+        measured = {int(it.request_id) for it in self._served}
+        came = [self._requests[position] for position in self._turn]
+        hits = zip(self._turn, infinite_hits(came, self._plan.trace.block_size), strict=True)
+        hit = sum(num for position, num in hits if position in measured)
+        prompt = sum(it.num_prompt_tokens for it in self._served)
+        return hit / prompt if prompt else 0.0
 
     def _saved_seconds(self, settings: EngineSettings) -> float:
         machine = self._plan.machine.machine(None)
@@ -358,9 +374,8 @@ class _Drive:
         return float((prefill.seconds(prompt) - prefill.seconds(rest, hit)).sum())
 
 
-def _ignored(config: Config | None) -> tuple[str, ...]:
-    split = config is not None and config.reload.layer_ranges > 1
-    return ("reload.layer_ranges",) if split else ()
+def _dumped(config: Config) -> dict[str, Any]:
+    return config.model_dump(mode="json", by_alias=True)
 
 
 def _num_devices(tier: Any) -> int:

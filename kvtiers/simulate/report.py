@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvtiers.model.config_yaml import write_yaml
 from kvtiers.model.units import format_size
 from kvtiers.observe.page import NO_PICTURES, canvas, png, table, write_files
 from kvtiers.observe.page import page as whole_page
@@ -33,11 +34,13 @@ def rows(replays: Sequence[Replay]) -> list[Row]:
     """Return the numbers that people compare, the same ones for every replay."""
     marks = [(name, mark) for name in ("ttft", "itl", "e2e") for mark in ("p50", "p90", "p99")]
     marks.insert(6, ("tpot", "p90"))
+    marks.insert(3, ("queued", "p90"))
     found = [
         _row(f"{_TIMES[name]} {mark}", replays, _percentile(name, mark), _seconds)
         for name, mark in marks
     ]
     plain: list[tuple[str, Callable[[Replay], float | None], Callable[[float], str]]] = [
+        ("queued, share of all TTFT", _queued, _share),
         ("output tokens/s", lambda r: r.output_tokens_per_second, _count),
         ("prompt tokens/s", lambda r: r.prompt_tokens_per_second, _count),
         ("hit rate", lambda r: r.tokens.hit_rate, _share),
@@ -77,13 +80,21 @@ def notes(replay: Replay) -> list[str]:
         found.append(f"The first {replay.num_warmup:,} requests only filled the caches.")
     line = replay.timeline
     if line.num_waiting and max(line.num_waiting) > max(64, 0.1 * replay.num_requests):
-        found.append(
-            f"The queue grew to {max(line.num_waiting):,} requests: they come faster than this "
-            "engine serves them, and times to the first token are those of the queue. Slow the "
-            "arrivals (--speed), or share the trace among more engines (--replicas)."
+        why = (
+            "they come faster than this engine serves them, and times to the first token are those "
+            "of the queue. Slow the arrivals (--speed), or share the trace among more engines "
+            "(--replicas)."
+            if replay.concurrency is None
+            else f"this engine does not admit {replay.concurrency:,} sessions at a time, and times "
+            "to the first token are those of the queue (--concurrency)."
         )
+        found.append(f"The queue grew to {max(line.num_waiting):,} requests: {why}")
     for reason, num in replay.dropped.items():
-        found.append(f"{num:,} blocks were not offloaded ({reason}).")
+        found.append(f"{num:,} blocks were not offloaded ({reason}){_why(reason)}.")
+    if replay.seconds < _SHORT_SECONDS and any(replay.written_nbytes.values()):
+        found.append(
+            f"Bytes a day are those of {replay.seconds:,.0f} s, times what is missing to a day."
+        )
     for outcome, num in replay.failed.items():
         found.append(f"{num:,} blocks of transfers were not delivered ({outcome}).")
     found += [f"Not modelled, as if it were not set: {option}." for option in replay.ignored]
@@ -105,23 +116,31 @@ def summary(replays: Sequence[Replay]) -> list[str]:
             f", {_count(output)} output tokens/s, hit rate {_share(replay.tokens.hit_rate)} of at "
             f"most {_share(replay.infinite_hit_rate)}"
         )
-        said.append(
-            text
-            + ("; it does not keep up" if replay.complete and not replay.keeps_up else "")
-            + "."
-        )
+        said.append(text + ("; it does not keep up" if _falls_behind(replay) else "") + ".")
     return said
 
 
-def plain(replays: Sequence[Replay]) -> dict[str, Any]:
-    """Return plain data for JSON."""
-    return {"ok": True, "replays": [replay.to_plain() for replay in replays]}
+def _falls_behind(replay: Replay) -> bool:
+    """Whether the queue only grew; in a closed loop the engine sets the pace itself."""
+    return replay.complete and replay.concurrency is None and not replay.keeps_up
+
+
+def plain(replays: Sequence[Replay], about: Mapping[str, object]) -> dict[str, Any]:
+    """Return plain data for JSON; see `write_report`."""
+    return {
+        "ok": True,
+        "about": dict(about),
+        "replays": [replay.to_plain() for replay in replays],
+    }
 
 
 def write_report(
-    replays: Sequence[Replay], folder: Path, name: str
+    replays: Sequence[Replay], folder: Path, name: str, about: Mapping[str, object]
 ) -> tuple[list[Path], str | None]:
     """Write ``NAME.json``, ``NAME.png`` and ``NAME.html`` into a folder, made if need be.
+
+    Args:
+        about: what was asked for, by name, so that it can be asked for again.
 
     Returns:
         the files written, and why there is no picture; None where there is one.
@@ -130,12 +149,13 @@ def write_report(
         ConfigError: the folder cannot be written.
     """
     picture = draw(replays)
-    written = write_files(plain(replays), page(replays, picture), picture, folder, name)
+    shown = page(replays, picture, about)
+    written = write_files(plain(replays, about), shown, picture, folder, name)
     return written, None if picture is not None else NO_PICTURES
 
 
-def page(replays: Sequence[Replay], picture: bytes | None) -> str:
-    """Return one HTML page with everything in it, the picture included."""
+def page(replays: Sequence[Replay], picture: bytes | None, about: Mapping[str, object]) -> str:
+    """Return one HTML page with everything in it, the picture included; see `write_report`."""
     several = len(replays) > 1
     header = ["", replays[0].label]
     for replay in replays[1:]:
@@ -157,6 +177,8 @@ def page(replays: Sequence[Replay], picture: bytes | None) -> str:
         "on the virtual clock. Throughput and inter-token latency belong together: one is bought "
         "with the other.</p>" + table(header, lines),
         *map(_token_table, replays),
+        "<h2>What was replayed</h2>" + table(("", ""), _asked(about)),
+        *map(_config, replays),
     ]
     title = "Traces replayed" if several else "A trace replayed"
     title += "" if all(replay.complete for replay in replays) else ", in part"
@@ -176,7 +198,8 @@ def draw(replays: Sequence[Replay]) -> bytes | None:
         queues.plot(line.seconds, line.num_running, label="running")
         queues.plot(line.seconds, line.num_waiting, label="waiting")
         queues.plot(line.seconds, line.num_swapped, label="swapped")
-        queues.set(title=replay.label, ylabel="requests")
+        queues.set_title(replay.label, parse_math=False)  # a name, whatever is in it
+        queues.set(ylabel="requests")
         memory.plot(line.seconds, line.kv_use, label="held by requests")
         memory.set(ylabel="share of HBM's KV blocks", ylim=(0, 1.05))
         for name, use in line.tiers.items():
@@ -184,12 +207,38 @@ def draw(replays: Sequence[Replay]) -> bytes | None:
         tiers.set(ylabel="share of the tier in use", ylim=(0, 1.05), xlabel="seconds")
         for each in column:
             each.grid(visible=True, alpha=0.3)
+            if replay.num_warmup:
+                each.axvline(replay.began_seconds, color="grey", linestyle=":", label="warm")
             if each.get_legend_handles_labels()[0]:
-                each.legend(loc="upper left")
+                each.legend(loc="best", framealpha=0.5)
     return png(figure)
 
 
-_TIMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end"}
+_SHORT_SECONDS: Final = 600.0  # of a replay from which nobody would conclude on a day
+_REASONS: Final = (  # the beginning of a reason, behind which a store may stand, and what it means
+    ("no_room_", "{} was full of what it was writing or reading"),
+    ("no_room", "DRAM was full of what is on its way: too small, or the stores below too slow"),
+    ("not_admitted", "a store takes what is seen again only"),
+    ("over_budget_", "the write budget of {} was spent"),
+    ("off_", "{} was not used: its writes kept failing, or took too long"),
+)
+
+
+def _why(reason: str) -> str:
+    """Return what a reason means, as the end of a sentence; "" where that is not known."""
+    for begin, text in _REASONS:
+        if reason.startswith(begin):
+            return f": {text.format(reason.removeprefix(begin))}"
+    return ""
+
+
+_TIMES: Final = {
+    "ttft": "TTFT",
+    "queued": "queued",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2e": "end to end",
+}
 
 
 def _token_table(replay: Replay) -> str:
@@ -198,6 +247,24 @@ def _token_table(replay: Replay) -> str:
     lines = [(name, f"{num:,}", _share(num / max(1, tokens.prompt))) for name, num in parts]
     heading = f"<h2>{html.escape(replay.label)}: where the prompts' KV came from</h2>"
     return heading + table(("", "tokens", "share"), lines)
+
+
+def _asked(about: Mapping[str, object]) -> list[tuple[str, str]]:
+    return [
+        (
+            name.replace("_", " "),
+            ", ".join(map(str, value)) if isinstance(value, list) else f"{value}",
+        )
+        for name, value in about.items()
+        if value is not None
+    ]
+
+
+def _config(replay: Replay) -> str:
+    if replay.config is None:
+        return ""
+    text = write_yaml(replay.config)
+    return f"<h2>{html.escape(replay.label)}: configuration</h2><pre>{html.escape(text)}</pre>"
 
 
 def _row(
@@ -223,6 +290,12 @@ def _percentile(name: str, mark: str) -> Callable[[Replay], float | None]:
         return value
 
     return get
+
+
+def _queued(replay: Replay) -> float | None:
+    """Return how much of the times to the first token requests waited for their admission."""
+    queued, ttft = replay.queued.mean, replay.ttft.mean
+    return queued / ttft if queued is not None and ttft else None
 
 
 def _hits(tier: str) -> Callable[[Replay], float | None]:

@@ -115,20 +115,31 @@ class HitTokens:
 
 
 def infinite_hit_tokens(requests: Iterable[TraceRequest], block_size: int) -> HitTokens:
-    """Return what a cache that forgets nothing would hit.
+    """Return what a cache that forgets nothing would hit; see `infinite_hits`."""
+    hit = total = 0
+    known: set[int] = set()
+    for request in requests:
+        hit += _hit_tokens(request, block_size, known)
+        total += request.num_prompt_tokens
+    return HitTokens(hit, total)
+
+
+def infinite_hits(requests: Iterable[TraceRequest], block_size: int) -> Iterator[int]:
+    """Yield the prompt tokens of each request that a cache that forgets nothing would hit.
 
     A hit is a leading block that an earlier request had; each request's own blocks count as known
     once the next one arrives.
     """
     known: set[int] = set()
-    hit = total = 0
     for request in requests:
-        ids = request.block_ids.tolist()
-        num_blocks = next((n for n, found in enumerate(ids) if found not in known), len(ids))
-        known.update(ids[num_blocks:])
-        total += request.num_prompt_tokens
-        hit += min(num_blocks * block_size, request.num_prompt_tokens)
-    return HitTokens(hit, total)
+        yield _hit_tokens(request, block_size, known)
+
+
+def _hit_tokens(request: TraceRequest, block_size: int, known: set[int]) -> int:
+    ids = request.block_ids.tolist()
+    num_blocks = next((n for n, found in enumerate(ids) if found not in known), len(ids))
+    known.update(ids[num_blocks:])
+    return min(num_blocks * block_size, request.num_prompt_tokens)
 
 
 # Reading

@@ -1,5 +1,7 @@
 import json
+import re
 
+import pytest
 from typer.testing import CliRunner
 
 from kvtiers.cli.main import app
@@ -49,3 +51,59 @@ def test_capacity_names_what_is_known():
     result = run("--model", "llama-3.1-8b", "--hardware", "h100", "--runtime-memory", "4")
     assert result.exit_code == 2
     assert "--runtime-memory: '4' has no unit" in result.stderr
+
+
+H100 = ("--model", "llama-3.1-8b", "--hardware", "h100")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (*H100, "--utilization", "0.01"),
+        (*H100, "--step-tokens", "999999"),
+        (*H100, "--runtime-memory", "100GiB"),
+        (*H100, "--block-size", "1000000"),
+        ("--model", "llama-3.1-405b", "--hardware", "h100"),
+        ("--model", "gpt-oss-120b", "--hardware", "h100", "--tp", "2"),
+        ("--model", "llama-3.1-70b", "--hardware", "h200", "--step-tokens", "8192"),
+    ],
+)
+def test_whatever_is_said_to_help_helps_on_its_own(wrong):
+    said = run(*wrong)
+    assert said.exit_code == 2
+    _, _, remedies = said.stderr.strip().partition("Any of these helps: ")
+    assert remedies
+    for remedy in remedies.split("; "):
+        option, value = option_of(remedy)
+        assert run(*wrong, option, value).exit_code == 0, (remedy, option, value)
+
+
+def option_of(remedy: str) -> tuple[str, str]:
+    """Return a remedy as an option; the last one of its name counts."""
+    for pattern, option in (
+        (r"tensor parallelism over (\d+) devices", "--tp"),
+        (r"weights in (fp8)", "--dtype"),
+        (r"a utilization of ([\d.]+)", "--utilization"),
+        (r"steps of at most ([\d,]+) tokens", "--step-tokens"),
+        (r"at most ([\d.]+ GB) for activations and runtime", "--runtime-memory"),
+        (r"blocks of (\d+) tokens", "--block-size"),
+    ):
+        found = re.fullmatch(pattern, remedy)
+        if found:
+            return option, found[1].replace(",", "").replace(" ", "")
+    raise AssertionError(f"no option is meant: {remedy}")
+
+
+def test_where_no_knob_helps_none_is_named():
+    result = run("--model", "deepseek-v3", "--hardware", "rtx4090")
+    assert result.exit_code == 2
+    assert "None of the knobs helps on its own: take a device with more memory" in result.stderr
+
+
+def test_a_pool_that_does_not_hold_one_sequence_is_said_to_hold_none():
+    def said(num_tokens: str) -> str:
+        return " ".join(run(*H100, "--average-context", num_tokens).stdout.split())
+
+    assert "KV does not hold one sequence of 500,000 tokens" in said("500000")
+    assert "set max_num_seqs to about" not in said("500000")
+    assert "1 sequence of 300,000 tokens" in said("300000")

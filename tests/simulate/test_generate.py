@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another(kind):
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     num=st.integers(1, 150),
-    rate=st.sampled_from([0.1, 2.0, 50.0]),
+    rate=st.sampled_from([1e-6, 0.1, 2.0, 50.0, 1e5, 1e6]),
     seed=st.integers(0, 9),
 )
 def test_what_every_trace_keeps(kind, num, rate, seed):
@@ -67,6 +67,13 @@ def test_a_trace_survives_its_file(kind, tmp_path):
 def test_rate_is_kept(kind):
     trace = generate(Workload(kind, 2000, requests_per_second=0.5))
     assert 2000 / trace.seconds == pytest.approx(0.5, rel=0.2)
+
+
+@pytest.mark.parametrize("kind", ["documents", "bursts", "mixed"])
+@pytest.mark.parametrize("rate", [5e3, 1e6])
+def test_a_rate_above_the_clock_of_a_trace_is_kept_as_well(kind, rate):
+    trace = generate(Workload(kind, 20_000, requests_per_second=rate))
+    assert 20_000 / rate == pytest.approx(trace.seconds, rel=0.2, abs=0.002)
 
 
 def test_prompts_of_a_session_grow_and_begin_alike():

@@ -10,6 +10,7 @@ from kvtiers.simulate.generate import Workload, generate
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.measures import Percentiles, Timeline
 from kvtiers.simulate.replay import ReplayPlan, replay
+from kvtiers.simulate.trace import Trace
 
 MACHINE = MachinePlan("llama-3.1-8b", "l40s", utilization=0.6)
 TIERS = parse_mapping(
@@ -88,6 +89,54 @@ def test_warm_up_fills_caches_and_is_not_measured():
     assert warm.infinite_hit_rate > whole.infinite_hit_rate
     assert warm.seconds < whole.seconds
     assert warm.written_nbytes["nvme"] < whole.written_nbytes["nvme"]
+
+
+def test_warm_up_of_a_closed_loop_is_what_comes_first():
+    """A session's later turns stand behind others in the trace, and come before them."""
+    chat = generate(Workload("chat", 120, seed=3))
+    loop = {"trace": chat, "machine": MACHINE, "config": None, "warmup": 0.5}
+    warm = replay(ReplayPlan(**loop, arrivals=ArrivalPlan(concurrency=4)))
+    whole = replay(ReplayPlan(**loop | {"warmup": 0.0}, arrivals=ArrivalPlan(concurrency=4)))
+    assert (warm.num_warmup, warm.num_requests) == (60, 60)
+    # Half of the requests, in the time after the first half: as many a second as of all.
+    assert warm.requests_per_second == pytest.approx(whole.requests_per_second, rel=0.25)
+    assert warm.began_seconds + warm.seconds == pytest.approx(whole.seconds)
+
+
+def test_what_a_cache_that_forgets_nothing_hits_is_of_what_was_served():
+    """An engine that is stopped has served the first requests, which hit less than later ones."""
+
+    def stop(ended, _num):
+        if ended == 20 and not stopped:
+            stopped.append(ended)
+            raise KeyboardInterrupt
+
+    stopped = []
+    found = replay(ReplayPlan(CHAT, MACHINE, None, arrivals=ArrivalPlan(speed=0.01)), stop)
+    first = replay(
+        ReplayPlan(
+            Trace(CHAT.name, CHAT.block_size, CHAT.requests[: found.num_requests]), MACHINE, None
+        )
+    )
+    assert found.infinite_hit_rate == first.infinite_hit_rate < run().infinite_hit_rate
+
+
+def test_time_in_the_queue_is_a_part_of_the_time_to_the_first_token():
+    busy = run(arrivals=ArrivalPlan(speed=50.0))
+    idle = run(arrivals=ArrivalPlan(speed=0.01))
+    assert busy.queued.num == busy.ttft.num == 150
+    assert 0.9 * busy.ttft.mean < busy.queued.mean < busy.ttft.mean
+    assert idle.queued.p90 < 0.01 * idle.ttft.p90
+
+
+def test_files_of_the_machine_that_a_configuration_is_for_are_not_touched(tmp_path):
+    log = tmp_path / "decisions.jsonl"
+    files = {"decision_log": str(log), "calibration": str(tmp_path / "gone.json")}
+    tiers = parse_mapping(TIERS.model_dump(mode="json", by_alias=True) | {"cost": files})
+    found = run(config=tiers)
+    assert not log.exists()
+    assert set(found.ignored) == {"cost.calibration", "cost.decision_log"}
+    assert found.tokens == run().tokens
 
 
 def test_time_is_told_of_every_token():

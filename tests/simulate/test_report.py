@@ -1,9 +1,12 @@
 import json
+from dataclasses import replace
 
+from kvtiers.observe.page import canvas
+from kvtiers.simulate.arrivals import ArrivalPlan
 from kvtiers.simulate.generate import Workload, generate
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.replay import ReplayPlan, replay
-from kvtiers.simulate.report import notes, page, rows, write_report
+from kvtiers.simulate.report import notes, page, rows, summary, write_report
 from tests.simulate.test_replay import TIERS
 
 CHAT = generate(Workload("chat", 40, seed=1))
@@ -20,16 +23,25 @@ def both():
 
 def test_files_hold_every_number_and_the_page_needs_no_other(tmp_path):
     replays = both()
-    written, _ = write_report(replays, tmp_path / "out", "simulate")
+    about = {"trace": "<b>chat</b>", "seed": 7, "loop": "closed", "media": ["nvme=x"], "rate": None}
+    written, _ = write_report(replays, tmp_path / "out", "simulate", about)
     assert {path.name for path in written} >= {"simulate.json", "simulate.html"}
-    first, second = json.loads((tmp_path / "out" / "simulate.json").read_text())["replays"]
+    document = json.loads((tmp_path / "out" / "simulate.json").read_text())
+    assert document["about"] == about
+    first, second = document["replays"]
+    assert (first["config"], second["config"]["tiers"][0]["kind"]) == (None, "dram")
     for found in (first, second):
         tokens = found["tokens"]
         assert sum(tokens["hits"].values()) + tokens["computed"] == tokens["prompt"]
         assert len(found["timeline"]["seconds"]) == len(found["timeline"]["kv_use"])
     html = (tmp_path / "out" / "simulate.html").read_text()
-    assert 'src="http' not in html
+    assert "http" not in html
+    assert "<script" not in html
     assert "where the prompts" in html
+    assert "<td>trace</td><td>&lt;b&gt;chat&lt;/b&gt;</td>" in html
+    assert "<td>seed</td><td>7</td>" in html
+    assert "<td>rate</td>" not in html
+    assert "- /nowhere/kvtiers" in html
 
 
 def test_rows_compare_each_with_the_first():
@@ -39,6 +51,8 @@ def test_rows_compare_each_with_the_first():
     assert by_name["TTFT p90"].changes[0][-1] == "%"
     assert {
         "ITL p90",
+        "queued p90",
+        "queued, share of all TTFT",
         "output tokens/s",
         "infinite cache",
         "written to nvme, a device and day",
@@ -47,6 +61,53 @@ def test_rows_compare_each_with_the_first():
 
 def test_notes_say_what_is_not_measured():
     assert "The first 10 requests only filled the caches." in notes(both()[1])
-    found = page(both(), None)
+    found = page(both(), None, {})
     assert "tiers: The first 10 requests" in found
     assert "matplotlib is not installed" in found
+
+
+def test_a_label_that_looks_like_mathematics_is_a_label(tmp_path):
+    shared = {"trace": CHAT, "machine": MACHINE}
+    replays = [replay(ReplayPlan(**shared, label=label)) for label in ("a$\\foo$", "_$x")]
+    written, _ = write_report(replays, tmp_path, "labels", {})
+    assert len(written) == (3 if canvas() else 2)
+
+
+def test_a_picture_of_an_earlier_time_does_not_stay_beside_new_numbers(tmp_path, monkeypatch):
+    replays = both()
+    (tmp_path / "again.png").write_bytes(b"an older one")
+    monkeypatch.setattr("kvtiers.simulate.report.canvas", lambda: None)
+    _, missing = write_report(replays, tmp_path, "again", {})
+    assert missing is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.html", "again.json"]
+
+
+def test_notes_say_why_blocks_were_not_kept_and_how_short_a_day_was():
+    _, tiers = both()
+    tiers = replace(
+        tiers,
+        seconds=30.0,
+        written_nbytes={"nvme": 10},
+        dropped={"no_room": 3, "no_room_nvme": 2, "off_lmdb": 1, "new_reason": 1},
+    )
+    said = "\n".join(notes(tiers))
+    assert "3 blocks were not offloaded (no_room): DRAM was full" in said
+    assert "2 blocks were not offloaded (no_room_nvme): nvme was full" in said
+    assert "1 blocks were not offloaded (off_lmdb): lmdb was not used" in said
+    assert "(new_reason)." in said
+    assert "Bytes a day are those of 30 s" in said
+    assert "Bytes a day" not in "\n".join(notes(replace(tiers, seconds=3600.0)))
+
+
+def test_a_queue_of_a_closed_loop_is_not_blamed_on_the_arrivals():
+    crowd = generate(Workload("bursts", 200, seed=1))
+    plan = {"trace": crowd, "machine": replace(MACHINE, max_num_seqs=8)}
+    closed = replay(ReplayPlan(**plan, arrivals=ArrivalPlan(concurrency=150)))
+    opened = replay(ReplayPlan(**plan, arrivals=ArrivalPlan(speed=1e4)))
+    (said,) = (text for text in notes(closed) if "queue grew" in text)
+    assert "does not admit 150 sessions at a time" in said
+    assert "--speed" not in said
+    assert "does not keep up" not in summary([closed])[0]
+    (said,) = (text for text in notes(opened) if "queue grew" in text)
+    assert "Slow the arrivals (--speed)" in said
+    assert "does not keep up" in summary([opened])[0]

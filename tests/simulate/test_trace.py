@@ -233,7 +233,7 @@ def test_wrong_values_of_sessions_are_reported_with_their_path(tmp_path):
     folder = write_sessions(tmp_path / "a", session(call(0, [1]), agent))
     with pytest.raises(
         TraceError,
-        match=r"session_000.json: requests\[1\]: requests\[1\]: 'hash_ids\[0\]' is 'x', not an int",
+        match=r'session_000.json: requests\[1\]: requests\[1\]: .hash_ids\[0\]. is "x", not an int',
     ):
         load_trace(folder)
     write_sessions(folder, session(call(0, [1]), scope="none"))

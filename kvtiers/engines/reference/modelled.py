@@ -35,12 +35,12 @@ from kvtiers.engines.reference.modelled_rank import ModelledRank
 from kvtiers.engines.reference.modelled_runner import ModelledRunner
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config
-from kvtiers.model.config_tiers import LmdbTier
+from kvtiers.model.config_tiers import LmdbTier, StoreTier
 from kvtiers.model.errors import CapacityError
 from kvtiers.model.frame import ALIGNMENT
 from kvtiers.model.keys import Rank
 from kvtiers.model.messages import Hello, StoreHello
-from kvtiers.model.units import format_size
+from kvtiers.model.units import format_size, whole_mib
 
 _FINGERPRINT: Final = b"kvtiers modelled engine".ljust(32, b"\0")
 
@@ -128,7 +128,7 @@ def modelled_engine(
     block_nbytes = settings.hash_tokens * machine.kv_nbytes_per_token
     hello = _hello(settings, machine, config)
     shared = {
-        tier.name: SharedStore(_frames(tier.name, tier.capacity, machine, hello))
+        tier.name: SharedStore(_frames(config, tier, machine, hello))
         for tier in config.stores
         if isinstance(tier, LmdbTier)
     }
@@ -145,6 +145,15 @@ def modelled_engine(
     connector.connect([hello], lasting)
     runner.connect(connector)
     return Engine(settings, runner)
+
+
+def check_tiers(settings: EngineSettings, machine: ModelledMachine, config: Config) -> None:
+    """See whether each tier holds a block, before anything is built.
+
+    Raises:
+        CapacityError: one does not; its `path` is the key that is to blame.
+    """
+    _hello(settings, machine, config)
 
 
 def _shape(settings: EngineSettings, machine: ModelledMachine) -> EngineShape:
@@ -176,18 +185,20 @@ def _hello(settings: EngineSettings, machine: ModelledMachine, config: Config) -
         stores={},
     )
     for tier in config.stores:
-        num = _frames(tier.name, tier.capacity, machine, hello)
+        num = _frames(config, tier, machine, hello)
         shared = isinstance(tier, LmdbTier)
         hello.stores[tier.name] = StoreHello(None if shared else num)  # type: ignore[index]
     return hello
 
 
-def _frames(name: str, capacity: int, machine: ModelledMachine, hello: Hello) -> int:
-    num_frames = capacity // machine.num_ranks // hello.slot_nbytes
+def _frames(config: Config, tier: StoreTier, machine: ModelledMachine, hello: Hello) -> int:
+    num_frames = tier.capacity // machine.num_ranks // hello.slot_nbytes
     if num_frames < 1:
+        least = whole_mib(machine.num_ranks * hello.slot_nbytes)
         raise CapacityError(
-            f"tier {name!r}: {format_size(capacity)} over {machine.num_ranks} rank(s) does not "
-            f"hold one frame of {hello.slot_nbytes} bytes; make it larger"
+            f"{format_size(tier.capacity)} over {machine.num_ranks} rank(s) does not hold one "
+            f"frame of {hello.slot_nbytes} bytes; write at least {least}",
+            ("tiers", config.tiers.index(tier), "capacity"),
         )
     return num_frames
 

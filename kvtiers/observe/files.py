@@ -1,0 +1,44 @@
+"""Writes files whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def write_whole(contents: Mapping[Path, bytes]) -> None:
+    """Write files so that whoever looks finds all of each: the old one, or the new one.
+
+    None is replaced before every one of them is on the disk, whatever interrupts it. What is no
+    regular file, such as a pipe, is written to as it is.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    drafts: dict[Path, Path] = {}
+    try:
+        for number, (path, content) in enumerate(contents.items()):
+            target = Path(os.path.realpath(path))
+            if target.exists() and not target.is_file():
+                target.write_bytes(content)
+                continue
+            draft = target.with_name(f".kvtiers-{os.getpid()}-{number}.tmp")
+            drafts[draft] = target
+            draft.write_bytes(content)
+            if target.exists():
+                draft.chmod(target.stat().st_mode & 0o777)
+        for draft, target in drafts.items():
+            draft.replace(target)
+    finally:
+        for draft in drafts:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+
+def file_name(text: str) -> str:
+    """Return a text as the beginning of a file's name: no longer than file systems take, with room
+    for what tells files apart."""
+    plain = text.replace("/", "-").encode("utf-8", "backslashreplace")
+    return plain[:200].decode("utf-8", "ignore")
