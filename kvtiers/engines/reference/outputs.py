@@ -199,7 +199,6 @@ class Outputs:
         taken.first_tokens.append(request.request_id)
         others = [self._fork(request, sequence, idx) for idx in range(1, request.new.num_sequences)]
         for each, token in zip((sequence, *others), tokens, strict=True):
-            each.last_token_at = now
             self._append(taken, request, each, [token], now)
 
     def _append(

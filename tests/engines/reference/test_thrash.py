@@ -2,7 +2,11 @@
 
 import pytest
 
+from kvtiers.cost.preempt import PreemptMode
 from kvtiers.engines.reference.thrash import ADVICE, ThrashDetector
+
+from .engines import engine_of, request_of, run, settings_of, tiers_of
+from .machine import Moody
 
 THRASHING = {
     "kv_use": 0.95,
@@ -39,3 +43,15 @@ def test_a_burst_is_not_a_state_and_what_is_past_is_forgotten():
     for _ in range(64):
         found.see(kv_use=0.5, num_preempted=0, num_waiting=0, num_tokens=100, num_again=0)
     assert not found.advice
+
+
+def test_swapped_requests_wait_too():
+    """All of whose KV was lost below, so that they are computed again and again."""
+    knobs = {"watermark": 0.0, "preemption": PreemptMode.SWAP, "prefix_caching": False}
+    engine = engine_of(settings_of(20, max_num_seqs=4, **knobs), tiers_of())
+    Moody(engine.runner.connector, 4).moods.extend(["nothing"] * 10_000)
+    for idx in range(4):
+        engine.add(request_of(f"r{idx}", 8, 56))
+    reports = run(engine)
+    assert any(report.advice for report in reports)
+    assert {report.gauges.num_waiting for report in reports} == {0}
