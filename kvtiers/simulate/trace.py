@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +19,8 @@ Int64s = npt.NDArray[np.int64]
 
 CONVERSATION_BLOCK_SIZE: Final = 512
 _ROOT: Final = -1
+_MOST_NESTED: Final = 100  # sub-agents within sub-agents
+_SUB_AGENT: Final = ("block_size", "hash_id_scope")  # what is said of the whole session
 
 
 class TraceFormat(Enum):
@@ -177,7 +180,7 @@ class TraceReader:
         path = self._paths[0]
         for session, (number, line) in enumerate(_lines(path)):
             place = f"{path}:{number}"
-            fields = Fields(parse_object(line, place), place)
+            fields = Fields(parse_object(line.rstrip(b"\r\n"), place), place)
             num_tokens = fields.whole("input_length", 1)
             ids = fields.ids("hash_ids", num_tokens, CONVERSATION_BLOCK_SIZE)
             yield TraceRequest(
@@ -192,13 +195,19 @@ class TraceReader:
     def _sessions(self) -> Iterator[TraceRequest]:
         for session, path in enumerate(self._paths):
             document = Fields(parse_object(_content(path), str(path)), str(path))
+            if "requests" not in document.values and "input_length" in document.values:
+                fail(
+                    str(path),
+                    "is a request of a conversation trace, not a session; write one such object a "
+                    "line to a JSONL file",
+                )
             block_size = document.whole("block_size", 1)
             step = self._step(block_size, str(path))
             scope = document.values.get("hash_id_scope", "local")
             if scope not in ("local", "global"):
                 fail(str(path), f"'hash_id_scope' is {scope!r}, not 'local' or 'global'")
             root = _ROOT if scope == "global" else _ROOT - 1 - session
-            for start, fields in _flat(document, 0.0):
+            for start, fields in _flat(document, 0.0, document, 0):
                 num_tokens = fields.whole("in", 1)
                 yield TraceRequest(
                     arrival_seconds=start + fields.seconds("t"),
@@ -218,7 +227,7 @@ class TraceReader:
             fail(
                 place,
                 f"has ids of {own} tokens, which make no blocks of {asked}; "
-                f"ask for a multiple, such as {math.lcm(own, asked)}",
+                f"ask for a multiple, such as {math.lcm(own, asked)} (--trace-block)",
             )
         self.block_size = asked
         return asked // own
@@ -229,13 +238,22 @@ class TraceReader:
         return np.array(chain[step - 1 :: step], dtype=np.int64)
 
 
-def _flat(document: Fields, start: float) -> Iterator[tuple[float, Fields]]:
-    """Yield the requests of a session with those of its sub-agents, and when their time begins."""
-    for fields in document.objects("requests"):
-        if "requests" in fields.values:
-            yield from _flat(fields, start + fields.seconds("t"))
-        else:
+def _flat(
+    agent: Fields, start: float, session: Fields, depth: int
+) -> Iterator[tuple[float, Fields]]:
+    """Yield the requests of an agent with those of its sub-agents, and when their time begins."""
+    for name in _SUB_AGENT:
+        if agent.values.get(name, session.values.get(name)) != session.values.get(name):
+            fail(agent.place, f"{name!r} differs from that of the session; write it there only")
+    if depth > _MOST_NESTED:
+        fail(session.place, f"has sub-agents more than {_MOST_NESTED} deep; that is no session")
+    for fields in agent.objects("requests"):
+        if "requests" not in fields.values:
             yield start, fields
+            continue
+        if "in" in fields.values:
+            yield start, fields
+        yield from _flat(fields, start + fields.seconds("t"), session, depth + 1)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -258,8 +276,28 @@ def _content(path: Path) -> bytes:
 
 def _files(path: Path) -> tuple[TraceFormat, list[Path]]:
     """Return the format of a trace, and its files in order."""
+    trace_format, paths = _found(path)
+    for each in paths:
+        _refuse_pipes(each)
+    return trace_format or _format_of(path), paths
+
+
+def _refuse_pipes(path: Path) -> None:
     try:
-        path.stat()
+        mode = path.stat().st_mode
+    except OSError:
+        return  # who reads it says why that cannot be done
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        fail(str(path), "is a pipe or a device, and would be read twice; write it to a file first")
+
+
+def _found(path: Path) -> tuple[TraceFormat | None, list[Path]]:
+    """Return the files of a trace, and their format; None: a file has to tell it."""
+    try:
+        if path.is_dir():
+            next(path.iterdir(), None)  # a folder that may not be read is no empty one
+        else:
+            path.stat()
     except FileNotFoundError:
         fail(str(path), "no such file or folder; name a JSONL file or a folder of sessions")
     except OSError as error:
@@ -278,23 +316,28 @@ def _files(path: Path) -> tuple[TraceFormat, list[Path]]:
             return TraceFormat.CONVERSATION, lines
         found = f"{len(lines)} JSONL files; name one of them" if lines else "no *.json or *.jsonl"
         fail(str(path), f"is a folder with {found}")
-    if not path.is_file():
-        fail(str(path), "is a pipe or a device, and would be read twice; write it to a file first")
-    return _format_of(path), [path]
+    return None, [path]
 
 
 def _format_of(path: Path) -> TraceFormat:
-    number, line = next(_lines(path), (0, b""))
+    lines = _lines(path)
+    number, line = next(lines, (0, b""))
     if not number:
         fail(str(path), "holds no request")
     try:
-        fields: dict[str, Any] = parse_object(line, f"{path}:{number}")
+        fields: dict[str, Any] = parse_object(line.rstrip(b"\r\n"), f"{path}:{number}")
     except TraceError:
         # A line of a JSONL file is an object; only a session may go over several lines.
         if path.suffix == ".json":
             return TraceFormat.SESSIONS
         raise
     if "requests" in fields:
+        if next(lines, None):
+            fail(
+                str(path),
+                "holds a session on its first line, and more after it; write each session to a "
+                "JSON file of its own, and name their folder",
+            )
         return TraceFormat.SESSIONS
     if "input_length" in fields or "hash_ids" in fields or path.suffix == ".jsonl":
         return TraceFormat.CONVERSATION

@@ -34,13 +34,15 @@ def parse_object(text: str | bytes, place: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         fail(place, f"is not UTF-8 (byte {error.start})")
     except json.JSONDecodeError as error:
-        at = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else error.colno
-        at = f"column {at}" if isinstance(at, int) else at
-        fail(place, f"is no JSON: {error.msg} at {at}")
+        at = f"column {error.colno}"
+        if error.lineno > 1:
+            at = f"line {error.lineno}, {at}"
+        fail(place, f"is no JSON: {error.msg.removesuffix(' at')} at {at}")
     except (RecursionError, ValueError) as error:
         fail(place, f"is no JSON that can be read: {error}")
     if not isinstance(value, dict):
-        fail(place, f"holds {_kind(value)}, not an object")
+        more = "; write its objects to a JSONL file, one a line" if isinstance(value, list) else ""
+        fail(place, f"holds {_kind(value)}, not an object{more}")
     return value
 
 
@@ -115,7 +117,7 @@ class Fields:
         return self.values[name]
 
     def _wrong(self, name: str, value: Any, right: str) -> NoReturn:
-        text = repr(value)
+        text = json.dumps(value, ensure_ascii=False)
         shown = text if len(text) <= 40 else text[:37] + "..."
         fail(self.place, f"{name!r} is {shown}, not {right}")
 
