@@ -99,7 +99,7 @@ class Engine:
             return
         self.scheduler.leave(request)
         for sequence in request.live:
-            self._tiers.finished(sequence, keeps=not request.loading)
+            self._tiers.finished(sequence)
         if not request.loading:  # else a load still writes its blocks
             self.scheduler.release(request)
         self._over.append(self._outputs.served(request, FinishReason.ABORTED, self.now))

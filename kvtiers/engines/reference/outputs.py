@@ -255,7 +255,7 @@ class Outputs:
         """End the sequences that are over, and the request with its last one."""
         for sequence in request.sequences:
             if sequence.over and sequence.block_ids:
-                self._tiers.finished(sequence, keeps=True)
+                self._tiers.finished(sequence)
                 self._pool.free(sequence.block_ids)
                 sequence.lose_blocks()
         if all(sequence.over for sequence in request.sequences):

@@ -176,6 +176,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert engine.pool.num_free >= knobs.watermark_blocks
         assert set(report.swapped) <= set(report.preempted)
         assert not (report.preempted and (report.admitted or report.resumed))
+        assert not set(report.preempted) & set(report.num_tokens), "computed without blocks"
         for served in report.finished:
             name = served.request_id
             assert name not in self.served, "finished twice"

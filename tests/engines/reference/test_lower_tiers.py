@@ -248,12 +248,23 @@ def test_who_has_come_back_or_left_need_not_be_reloaded_any_more(how):
 
 
 def test_what_is_computed_again_is_told_again():
-    engine = preempted_engine(tiers_of(), preemption=PreemptMode.RECOMPUTE, prefix_caching=False)
-    told = []
-    listened(engine, lambda step: told.append(step.num_computed_tokens.get("r2", 0)))
-    num_known = engine.scheduler.queue[0].sequences[0].num_known
-    run(engine)
-    assert [num for num in told if num] == [num_known, *range(-(-(num_known + 1) // 4) * 4, 32, 4)]
+    """Chunk by chunk, as far as it had come and beyond."""
+    knobs = {"max_num_batched_tokens": 8, "watermark": 0.0, "prefix_caching": False}
+    engine = engine_of(settings_of(18, preemption=PreemptMode.RECOMPUTE, **knobs), tiers_of())
+    told, computed, num_told = {}, {}, 0
+    listened(engine, lambda step: told.update(step.num_computed_tokens))
+    for idx in range(3):
+        engine.add(request_of(f"r{idx}", 8, 24))
+    while engine.num_unfinished:
+        report = engine.step()
+        computed |= dict.fromkeys(report.preempted, 0)
+        for name, num in report.num_tokens.items():
+            before, computed[name] = computed.get(name, 0), computed.get(name, 0) + num
+            if computed[name] // 4 > before // 4:
+                assert told[name] == computed[name]
+                num_told += 1
+    assert engine.gauges.num_preemptions > 0
+    assert num_told > 20
 
 
 def test_an_arrival_tells_what_hbm_has_of_it():
@@ -302,3 +313,19 @@ def test_a_step_that_waited_for_a_load_teaches_nothing():
         engine.settle()
     assert sum(report.num_tokens.values()) == 4
     assert heard == [32]
+
+
+@pytest.mark.parametrize(("failing", "by_tier"), [(5, (16, 4)), (3, (12, 0))])
+def test_what_a_failed_load_did_not_bring_is_taken_off_the_tier_that_has_the_tail(failing, by_tier):
+    engine = engine_of(config=tiers_of("memory", mode="always", dram="64KiB"))
+    for document, num_prompt in ((0, 32), (1, 16)):  # which leaves half of the first one in DRAM
+        hashes = hashes_of(document, num_prompt // 4, num_shared=0)
+        engine.add(request_of(f"r{document}", num_prompt, 1, block_hashes=hashes))
+        run(engine)
+        engine.settle()
+    engine.pool.forget_all()
+    Failing(engine).rows.append(failing)
+    engine.add(request_of("again", 33, 1, block_hashes=hashes_of(0, 8, num_shared=0)))
+    (served,) = (it for report in run(engine) for it in report.finished)
+    assert served.reloaded_by_tier == dict(zip(("dram", "memory"), by_tier, strict=True))
+    assert served.num_reloaded_tokens == sum(by_tier) == 4 * failing

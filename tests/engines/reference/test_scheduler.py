@@ -6,7 +6,6 @@ from kvtiers.cost.links import LinkSeed
 from kvtiers.cost.preempt import PreemptMode
 from kvtiers.engines.reference.requests import State
 from kvtiers.engines.reference.settings import EngineSettings, Policy
-from kvtiers.engines.reference.thrash import ADVICE
 from kvtiers.model.errors import CapacityError, ConfigError
 
 from .engines import (
@@ -159,6 +158,18 @@ def test_a_victim_that_is_computed_again_has_no_blocks_for_kvtiers_to_copy(offlo
     engine, _ = grow_until_full(config=tiers_of(offload=offload))
     state = engine.runner.connector._requests["r2"]
     assert (state.num_full, state.admitted, sum(map(len, state.block_ids))) == (0, False, 0)
+
+
+def test_a_token_that_was_given_already_is_taken_back_from_who_gives_way():
+    knobs = {"policy": Policy.PRIORITY, "watermark": 0.0}
+    engine = engine_of(settings_of(17, **knobs))
+    engine.add(request_of("low", 30, 34, priority=1))
+    engine.step()
+    engine.add(request_of("urgent", 31, 33))
+    while not (report := engine.step()).preempted:
+        pass
+    assert (report.preempted, report.num_tokens) == (["low"], {"urgent": 1})
+    run(engine)
 
 
 def test_a_prompt_in_the_middle_that_gives_way_to_an_urgent_one_computes_nothing_more():
@@ -334,40 +345,6 @@ def test_requests_that_could_never_run_are_refused():
         request_of("a#1")
     with pytest.raises(ConfigError, match="at least 1"):
         request_of("nothing", 4, 0)
-
-
-# -- signals --------------------------------------------------------------------------
-
-
-def thrashing_engine(config=None):
-    engine = engine_of(settings_of(20, watermark=0.0), config)
-    for idx in range(60):
-        engine.add(request_of(f"r{idx}", 8, 50))
-    return engine
-
-
-def test_thrashing_is_seen_and_the_advice_is_in_order():
-    engine = thrashing_engine()
-    advice = [report.advice for report in run(engine) if report.advice]
-    assert advice
-    assert advice[0] == ADVICE
-    words = ("max_num_seqs", "max_model_len", "fp8", "lower tier", "scale out")
-    assert all(word in line for word, line in zip(words, ADVICE, strict=True))
-    assert engine.gauges.num_preemptions > 10
-
-
-def test_an_engine_with_a_lower_tier_is_not_told_to_get_one():
-    engine = thrashing_engine(tiers_of(mode="never", dram="32KiB"))
-    for report in run(engine):
-        assert not any("lower tier" in line for line in report.advice)
-
-
-def test_admitting_less_ends_the_thrashing():
-    engine = engine_of(settings_of(20, watermark=0.0, max_num_seqs=1))
-    for idx in range(20):
-        engine.add(request_of(f"r{idx}", 8, 50))
-    assert not any(report.advice for report in run(engine))
-    assert engine.gauges.num_preemptions == 0
 
 
 def test_guesses_of_a_virtual_model_are_accepted_by_chance():
