@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,16 +38,18 @@ class Surroundings:
     Attributes:
         num_running, num_waiting: other requests, in the batch and in the queue. What the device
             does for the victim, and what it waits for, delays them all.
-        num_step_tokens: that steps compute in any case: of those that run, and of those in the
-            queue that will be computed when there is room.
-        num_kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when
-            there is room for it again.
+        num_step_tokens: that a step computes in any case: of those that run.
+        kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when there
+            is room for it again: several guesses, each as likely.
+        reused_share: of the blocks of a request that ends, which share the next step writes into,
+            of late.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     num_step_tokens: int = 0
-    num_kept_tokens: int = 0
+    kept_tokens: tuple[int, ...] = (0,)
+    reused_share: float = 0.0
 
     @property
     def num_others(self) -> int:
@@ -84,11 +87,10 @@ class Victim:
         """Blocks that lie nowhere below yet."""
         return self.num_full_blocks - len(self.stored_sources)
 
-    @property
-    def num_kept_blocks(self) -> int:
-        """Blocks that it will find in HBM."""
-        kept = min(self.around.num_kept_tokens, self.num_tokens - 1)
-        return max(0, kept) // self.block_size
+    def kept_blocks(self) -> Counter[int]:
+        """Return how many blocks it may find in HBM, and how many guesses say so."""
+        most = self.num_tokens - 1
+        return Counter(max(0, min(num, most)) // self.block_size for num in self.around.kept_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +140,16 @@ def plan_preempt(
         raise ValueError(
             f"{len(victim.stored_sources)} of {victim.num_full_blocks} full blocks are stored"
         )
-    around = victim.around
-    stall = _stall_seconds(victim, links, step_seconds)
-    back = _back_seconds(victim, links, prefill) + notice_seconds
-    swap_cost = (1 + around.num_others) * stall + back
-    context = victim.num_kept_blocks * victim.block_size
-    num_lost = victim.num_tokens - context
-    again = float(prefill.seconds(num_lost, context))
-    added = float(prefill.added_seconds(num_lost, context, around.num_step_tokens))
-    recompute_cost = again + around.num_others * added
+    kept, back, again = victim.kept_blocks(), 0.0, 0.0
+    for num_kept, num_guesses in kept.items():
+        computed = _again_seconds(victim, num_kept, prefill)
+        loaded = _back_seconds(victim, num_kept, links, prefill) + notice_seconds
+        again += computed * num_guesses / kept.total()
+        back += min(loaded, computed) * num_guesses / kept.total()
+    num_delayed = 1 + victim.around.num_others
+    swap_cost = num_delayed * _stall_seconds(victim, links, step_seconds) + back
+    later = victim.around.reused_share * _copy_seconds(victim, links)
+    recompute_cost = again + num_delayed * later
     swap, reason = swap_cost < recompute_cost, PreemptReason.RECOMPUTE_FASTER
     if swap:
         reason = PreemptReason.SWAP_FASTER
@@ -167,19 +170,37 @@ def _stall_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
     num_new, way = victim.num_new_blocks, links[offload_link()]
     queued = links.queued_nbytes(offload_link())
     down = float(way.seconds(num_new, num_new * victim.block_nbytes, queued))
-    left = max(0.0, down - step_seconds)
     num_running = max(1, victim.around.num_running)
     share = 1.0 - (1.0 - 1.0 / victim.block_size) ** num_running  # of steps that write into one
     num_written = max(1.0, num_running / victim.block_size / share)
-    each = share * float(way.seconds(num_written, num_written * victim.block_nbytes))
+    each = float(way.seconds(num_written, num_written * victim.block_nbytes))
+    another = 1.0 - (1.0 - 1.0 / victim.block_size) ** (num_running - 1)
+    first = another * min(each, down)
+    left = max(0.0, down - first - step_seconds)
+    each = share * min(each, left)
     num_steps, rest = divmod(left, each + step_seconds) if left else (0.0, 0.0)
-    return num_steps * each + min(each, rest)
+    return first + num_steps * each + min(each, rest)
 
 
-def _back_seconds(victim: Victim, links: Links, prefill: PrefillModel) -> float:
-    kept = victim.num_kept_blocks
-    by_source = np.bincount(np.asarray(victim.stored_sources[kept:], np.int64), minlength=1)
-    by_source[0] += victim.num_full_blocks - max(kept, len(victim.stored_sources))
+def _copy_seconds(victim: Victim, links: Links) -> float:
+    """Return by how much the blocks that are not below yet lengthen a copy that is made anyway."""
+    num, way = victim.num_new_blocks, links[offload_link()]
+    return max(0.0, float(way.seconds(num, num * victim.block_nbytes)) - way.latency_seconds)
+
+
+def _again_seconds(victim: Victim, num_kept: int, prefill: PrefillModel) -> float:
+    """Return by how much computing what is lost delays the victim and all others."""
+    around, context = victim.around, num_kept * victim.block_size
+    num_lost = victim.num_tokens - context
+    added = float(prefill.added_seconds(num_lost, context, around.num_step_tokens))
+    return float(prefill.seconds(num_lost, context)) + around.num_others * added
+
+
+def _back_seconds(victim: Victim, num_kept: int, links: Links, prefill: PrefillModel) -> float:
+    """Return by how much loading what is lost, and computing the tokens behind the last block,
+    delays the victim."""
+    by_source = np.bincount(np.asarray(victim.stored_sources[num_kept:], np.int64), minlength=1)
+    by_source[0] += victim.num_full_blocks - max(num_kept, len(victim.stored_sources))
     idle = links.without_queues()
     back = Loads.of_counts(by_source.tolist(), victim.block_nbytes, idle).seconds(idle)
     context = min(victim.num_full_blocks * victim.block_size, victim.num_tokens - 1)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
 from kvtiers.cost.preempt import Surroundings
-from kvtiers.engines.reference.admission import Admission, fits
+from kvtiers.engines.reference.admission import Admission, Claim, fits
 from kvtiers.engines.reference.block_pool import BlockPool
 from kvtiers.engines.reference.lower_tiers import LowerTiers
 from kvtiers.engines.reference.queues import RequestQueue
 from kvtiers.engines.reference.requests import Request, State, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings, Policy
 
-_NEWEST_AWAY: Final = 0.25  # weight of the last one in the mean
+_NUM_RETURNS: Final = 16  # of victims, by which it is judged what HBM keeps of the next
+_NEWEST: Final = 0.25  # weight of the last one in a mean of late
 
 
 @dataclass(slots=True)
@@ -73,23 +75,33 @@ class Scheduler:
         self._tiers = tiers
         self._admission = Admission(settings, pool, tiers)
         self._num_admitted = 0
-        # Of each victim, how many blocks the pool had handed out when it lost its own; and how many
-        # more it has handed out, of late, until one was back: the victim's among the first. Until
-        # one was back, nothing is counted on.
+        # Of each victim, how many blocks the pool had handed out when it lost its own; and of the
+        # last ones that came back, how many it handed out meanwhile: the victim's among the first.
         self._away: dict[str, int] = {}
-        self._num_taken_away: float | None = None
+        self._taken_away: deque[int] = deque(maxlen=_NUM_RETURNS)
+        # Blocks that were free after the last schedule, and which share of those that a request
+        # frees at its end the next step hands out, of late.
+        self._num_free = pool.num_free
+        self._reused_share = 0.0
 
     def schedule(self) -> Schedule:
         """Return the next step; who it preempts and admits is so from now on."""
         step = Schedule(self.settings.max_num_batched_tokens)
+        freed, taken = self.pool.num_free - self._num_free, self.pool.num_taken
         self._schedule_running(step)
         if not step.preempted:  # else there is no room for anybody
             self._admit(step)
+        if freed > 0:
+            share = min(1.0, (self.pool.num_taken - taken) / freed)
+            self._reused_share += _NEWEST * (share - self._reused_share)
+        self._num_free = self.pool.num_free
         return step
 
     def preempt(self, request: Request, *, may_swap: bool = True) -> None:
         """Take a running request's blocks away, and queue it in front of others."""
-        swap = may_swap and self._tiers.swap_pays(request, self._around(request))
+        around = self._around(request, *self._kept_tokens(request))
+        num_tokens = max(1, request.live[0].num_computed)
+        swap = may_swap and self._tiers.swap_pays(request, num_tokens, around)
         self.running.remove(request)
         self._away[request.request_id] = self.pool.num_taken
         self.num_preemptions += 1
@@ -215,27 +227,35 @@ class Scheduler:
             if verdict is _Verdict.OVER_SHARE:
                 over.add(request.new.tenant)
 
-    def _around(self, victim: Request) -> Surroundings:
-        """Return whom a victim leaves behind, and what it will find in HBM when it returns."""
+    def _around(self, victim: Request, *kept_tokens: int) -> Surroundings:
+        """Return whom a victim leaves behind, or meets when it returns."""
         running = [it for it in self.running if it is not victim and not it.loading]
-        num_tokens = sum(it.num_places for it in running)
-        for request in self.queue:
-            if num_tokens >= self.settings.max_num_batched_tokens:
-                break
-            if request.state is not State.SWAPPED:
-                num_tokens += sum(sequence.num_known for sequence in request.live)
-        taken, away = self.pool.num_taken, self._away.values()
-        kept = 0.0
-        if self._num_taken_away is not None and self.settings.prefix_caching:
-            so_far = sum(taken - then for then in away) / max(len(away), 1)
-            lost = max(self._num_taken_away, so_far) - self.pool.num_free
-            kept = victim.num_blocks - max(0.0, lost)
+        num_waiting = sum(it is not victim for it in self.queue)
         return Surroundings(
             num_running=len(running),
-            num_waiting=len(self.queue),
-            num_step_tokens=min(num_tokens, self.settings.max_num_batched_tokens),
-            num_kept_tokens=max(0, int(kept)) * self.settings.block_size,
+            num_waiting=num_waiting,
+            num_step_tokens=sum(it.num_places for it in running),
+            kept_tokens=kept_tokens or (0,),
+            reused_share=self._reused_share,
         )
+
+    def _kept_tokens(self, victim: Request) -> Sequence[int]:
+        """Return what a victim would find in HBM if it were away for as long as each of those that
+        came back last."""
+        if not self.settings.prefix_caching:
+            return ()
+        own, free, size = victim.num_blocks, self.pool.num_free, self.settings.block_size
+        return [max(0, own - max(0, taken - free)) * size for taken in self._taken_away]
+
+    def _reload_pays(self, request: Request, claims: Sequence[Claim]) -> bool:
+        """Whether a swapped request still is reloaded, by what HBM has kept of it after all."""
+        around = self._around(request, claims[0].num_local)
+        return self._tiers.swap_pays(request, request.live[0].num_known, around)
+
+    def _note_return(self, request: Request) -> None:
+        """Count what others were handed out while a victim was away, before it is given its own."""
+        if request.request_id in self._away:
+            self._taken_away.append(self.pool.num_taken - self._away[request.request_id])
 
     def _dequeue(self, request: Request) -> None:
         self.queue.remove(request)
@@ -252,13 +272,11 @@ class Scheduler:
         num_places = sum(running.num_places for running in self.running)
         if num_places + request.num_places > self.settings.max_num_seqs:
             return _Verdict.NO_ROOM
-        if not self._admission.find_loads(request, claims):
+        reloads = request.state is not State.SWAPPED or self._reload_pays(request, claims)
+        if not self._admission.find_loads(request, claims, reloads=reloads):
             return _Verdict.ASK_AGAIN
+        self._note_return(request)
         self._admission.allocate(request, claims)
-        if request.request_id in self._away:
-            taken = self.pool.num_taken - self._away[request.request_id]
-            of_late = taken if self._num_taken_away is None else self._num_taken_away
-            self._num_taken_away = of_late + _NEWEST_AWAY * (taken - of_late)
         self._dequeue(request)
         request.state = State.RUNNING
         request.order = self._num_admitted
