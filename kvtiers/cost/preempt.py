@@ -41,15 +41,18 @@ class Surroundings:
         num_step_tokens: that a step computes in any case: of those that run.
         kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when there
             is room for it again: several guesses, each as likely.
-        reused_share: of the blocks of a request that ends, which share the next step writes into,
-            of late.
+        num_awaited: of the victim's last blocks, those that the step after its end writes into, and
+            waits for if they are copied then; in the mean of ends of late.
+        crowded: share of ends of late after which blocks were as scarce as they are now, so that
+            the steps that follow write into the others.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     num_step_tokens: int = 0
     kept_tokens: tuple[int, ...] = (0,)
-    reused_share: float = 0.0
+    num_awaited: float = 0.0
+    crowded: float = 0.0
 
     @property
     def num_others(self) -> int:
@@ -148,8 +151,7 @@ def plan_preempt(
         back += min(loaded, computed) * num_guesses / kept.total()
     num_delayed = 1 + victim.around.num_others
     swap_cost = num_delayed * _stall_seconds(victim, links, step_seconds) + back
-    later = victim.around.reused_share * _copy_seconds(victim, links)
-    recompute_cost = again + num_delayed * later
+    recompute_cost = again + num_delayed * _later_seconds(victim, links, step_seconds)
     swap, reason = swap_cost < recompute_cost, PreemptReason.RECOMPUTE_FASTER
     if swap:
         reason = PreemptReason.SWAP_FASTER
@@ -161,20 +163,12 @@ def plan_preempt(
 
 
 def _stall_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
-    """Return for how long steps wait for blocks that are on their way down.
-
-    Those that run write into a block of it in one step of a few, if they are few, and into several
-    in each, if they are many. These are copied ahead of all others: the rest goes on meanwhile, and
-    while the step computes.
-    """
+    """Return for how long steps wait for blocks that are on their way down."""
     num_new, way = victim.num_new_blocks, links[offload_link()]
     queued = links.queued_nbytes(offload_link())
     down = float(way.seconds(num_new, num_new * victim.block_nbytes, queued))
-    num_running = max(1, victim.around.num_running)
-    share = 1.0 - (1.0 - 1.0 / victim.block_size) ** num_running  # of steps that write into one
-    num_written = max(1.0, num_running / victim.block_size / share)
-    each = float(way.seconds(num_written, num_written * victim.block_nbytes))
-    another = 1.0 - (1.0 - 1.0 / victim.block_size) ** (num_running - 1)
+    another = _share_of_steps(victim, victim.around.num_running - 1)
+    share, each = _wait_for_written(victim, links)
     first = another * min(each, down)
     left = max(0.0, down - first - step_seconds)
     each = share * min(each, left)
@@ -182,10 +176,33 @@ def _stall_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
     return first + num_steps * each + min(each, rest)
 
 
-def _copy_seconds(victim: Victim, links: Links) -> float:
-    """Return by how much the blocks that are not below yet lengthen a copy that is made anyway."""
-    num, way = victim.num_new_blocks, links[offload_link()]
-    return max(0.0, float(way.seconds(num, num * victim.block_nbytes)) - way.latency_seconds)
+def _later_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
+    """Return for how much longer steps wait for the copy of all blocks when the victim is over: for
+    those that would lie below already had it been swapped."""
+    num_new, way = victim.num_new_blocks, links[offload_link()]
+    down = float(way.seconds(num_new, num_new * victim.block_nbytes)) - way.latency_seconds
+    share, each = _wait_for_written(victim, links)
+    waits = victim.around.crowded * share * each / (share * each + step_seconds)
+    at_once = min(1.0, victim.around.num_awaited / max(1, num_new))
+    return max(0.0, down) * (at_once + (1.0 - at_once) * waits)
+
+
+def _wait_for_written(victim: Victim, links: Links) -> tuple[float, float]:
+    """Return in which share of steps those that run write into blocks, and the seconds until these
+    are copied.
+
+    Into one in one step of a few, if they are few, and into several in each, if they are many.
+    These are copied ahead of all others: the rest goes on meanwhile, and while the step computes.
+    """
+    num_running, way = max(1, victim.around.num_running), links[offload_link()]
+    share = _share_of_steps(victim, num_running)
+    num_written = max(1.0, num_running / victim.block_size / share)
+    return share, float(way.seconds(num_written, num_written * victim.block_nbytes))
+
+
+def _share_of_steps(victim: Victim, num_running: int) -> float:
+    """Return in which share of steps one of several begins a block."""
+    return 1.0 - (1.0 - 1.0 / victim.block_size) ** max(0, num_running)
 
 
 def _again_seconds(victim: Victim, num_kept: int, prefill: PrefillModel) -> float:

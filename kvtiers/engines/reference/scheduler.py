@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
 
 from kvtiers.cost.preempt import Surroundings
 from kvtiers.engines.reference.admission import Admission, Claim, fits
@@ -15,9 +13,7 @@ from kvtiers.engines.reference.lower_tiers import LowerTiers
 from kvtiers.engines.reference.queues import RequestQueue
 from kvtiers.engines.reference.requests import Request, State, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings, Policy
-
-_NUM_RETURNS: Final = 16  # of victims, by which it is judged what HBM keeps of the next
-_NEWEST: Final = 0.25  # weight of the last one in a mean of late
+from kvtiers.engines.reference.turnover import Turnover
 
 
 @dataclass(slots=True)
@@ -75,35 +71,25 @@ class Scheduler:
         self._tiers = tiers
         self._admission = Admission(settings, pool, tiers)
         self._num_admitted = 0
-        # Of each victim, how many blocks the pool had handed out when it lost its own; and of the
-        # last ones that came back, how many it handed out meanwhile: the victim's among the first.
-        self._away: dict[str, int] = {}
-        self._taken_away: deque[int] = deque(maxlen=_NUM_RETURNS)
-        # Blocks that were free after the last schedule, and which share of those that a request
-        # frees at its end the next step hands out, of late.
-        self._num_free = pool.num_free
-        self._reused_share = 0.0
+        self._turnover = Turnover(pool)
 
     def schedule(self) -> Schedule:
         """Return the next step; who it preempts and admits is so from now on."""
         step = Schedule(self.settings.max_num_batched_tokens)
-        freed, taken = self.pool.num_free - self._num_free, self.pool.num_taken
+        num_free, num_taken = self.pool.num_free, self.pool.num_taken
         self._schedule_running(step)
         if not step.preempted:  # else there is no room for anybody
             self._admit(step)
-        if freed > 0:
-            share = min(1.0, (self.pool.num_taken - taken) / freed)
-            self._reused_share += _NEWEST * (share - self._reused_share)
-        self._num_free = self.pool.num_free
+        self._turnover.scheduled(num_free, num_taken)
         return step
 
     def preempt(self, request: Request, *, may_swap: bool = True) -> None:
         """Take a running request's blocks away, and queue it in front of others."""
-        around = self._around(request, *self._kept_tokens(request))
+        around = self._around(request, self._kept_tokens(request))
         num_tokens = max(1, request.live[0].num_computed)
         swap = may_swap and self._tiers.swap_pays(request, num_tokens, around)
         self.running.remove(request)
-        self._away[request.request_id] = self.pool.num_taken
+        self._turnover.gave_way(request.request_id)
         self.num_preemptions += 1
         if swap:
             self._tiers.swapped(request)
@@ -227,40 +213,34 @@ class Scheduler:
             if verdict is _Verdict.OVER_SHARE:
                 over.add(request.new.tenant)
 
-    def _around(self, victim: Request, *kept_tokens: int) -> Surroundings:
+    def _around(self, victim: Request, kept_tokens: Sequence[int]) -> Surroundings:
         """Return whom a victim leaves behind, or meets when it returns."""
         running = [it for it in self.running if it is not victim and not it.loading]
-        num_waiting = sum(it is not victim for it in self.queue)
         return Surroundings(
             num_running=len(running),
-            num_waiting=num_waiting,
+            num_waiting=sum(it is not victim for it in self.queue),
             num_step_tokens=sum(it.num_places for it in running),
-            kept_tokens=kept_tokens or (0,),
-            reused_share=self._reused_share,
+            kept_tokens=tuple(kept_tokens) or (0,),
+            num_awaited=self._turnover.awaited_blocks(victim.num_blocks),
+            crowded=self._turnover.crowded,
         )
 
     def _kept_tokens(self, victim: Request) -> Sequence[int]:
-        """Return what a victim would find in HBM if it were away for as long as each of those that
-        came back last."""
+        """Return what HBM may keep of a victim, as several guesses."""
         if not self.settings.prefix_caching:
             return ()
-        own, free, size = victim.num_blocks, self.pool.num_free, self.settings.block_size
-        return [max(0, own - max(0, taken - free)) * size for taken in self._taken_away]
+        kept = self._turnover.kept_blocks(victim.num_blocks)
+        return [num * self.settings.block_size for num in kept]
 
     def _reload_pays(self, request: Request, claims: Sequence[Claim]) -> bool:
         """Whether a swapped request still is reloaded, by what HBM has kept of it after all."""
-        around = self._around(request, claims[0].num_local)
+        around = self._around(request, [claims[0].num_local])
         return self._tiers.swap_pays(request, request.live[0].num_known, around)
-
-    def _note_return(self, request: Request) -> None:
-        """Count what others were handed out while a victim was away, before it is given its own."""
-        if request.request_id in self._away:
-            self._taken_away.append(self.pool.num_taken - self._away[request.request_id])
 
     def _dequeue(self, request: Request) -> None:
         self.queue.remove(request)
         self.num_swapped -= request.state is State.SWAPPED
-        self._away.pop(request.request_id, None)
+        self._turnover.forget(request.request_id)
 
     def _try(self, request: Request, step: Schedule, over: set[str]) -> _Verdict:
         """Give a request its blocks, if there are enough, and its first chunk."""
@@ -275,7 +255,7 @@ class Scheduler:
         reloads = request.state is not State.SWAPPED or self._reload_pays(request, claims)
         if not self._admission.find_loads(request, claims, reloads=reloads):
             return _Verdict.ASK_AGAIN
-        self._note_return(request)
+        self._turnover.returns(request.request_id)
         self._admission.allocate(request, claims)
         self._dequeue(request)
         request.state = State.RUNNING
