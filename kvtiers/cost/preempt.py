@@ -41,23 +41,28 @@ class Surroundings:
         num_step_tokens: that a step computes in any case: of those that run.
         kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when there
             is room for it again: several guesses, each as likely.
-        num_awaited: of the victim's last blocks, those that the step after its end writes into, and
-            waits for if they are copied then; in the mean of ends of late.
-        crowded: share of ends of late after which blocks were as scarce as they are now, so that
-            the steps that follow write into the others.
+        admitted_share: of the blocks that the engine hands out, those of admissions, of late; the
+            others are of requests that grow.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     num_step_tokens: int = 0
     kept_tokens: tuple[int, ...] = (0,)
-    num_awaited: float = 0.0
-    crowded: float = 0.0
+    admitted_share: float = 0.0
 
     @property
     def num_others(self) -> int:
         """All of them."""
         return self.num_running + self.num_waiting
+
+    @property
+    def crowding(self) -> float:
+        """Chance that somebody waits for the victim's blocks when it is over.
+
+        It is the youngest of those that run: all others end before it, and each end lets one in.
+        """
+        return min(1.0, self.num_waiting / max(1, self.num_running))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +182,19 @@ def _stall_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
 
 
 def _later_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
-    """Return for how much longer steps wait for the copy of all blocks when the victim is over: for
-    those that would lie below already had it been swapped."""
-    num_new, way = victim.num_new_blocks, links[offload_link()]
+    """Return for how much longer others wait for the copy of all blocks when the victim is over:
+    for those that would lie below already had it been swapped.
+
+    Who is admitted then waits for the copy itself, and all others with it; what is left is taken
+    step by step, as when a victim is swapped.
+    """
+    around, way = victim.around, links[offload_link()]
+    num_new = victim.num_new_blocks
     down = float(way.seconds(num_new, num_new * victim.block_nbytes)) - way.latency_seconds
     share, each = _wait_for_written(victim, links)
-    waits = victim.around.crowded * share * each / (share * each + step_seconds)
-    at_once = min(1.0, victim.around.num_awaited / max(1, num_new))
-    return max(0.0, down) * (at_once + (1.0 - at_once) * waits)
+    grown = share * each / (share * each + step_seconds)
+    waits = around.admitted_share + (1.0 - around.admitted_share) * grown
+    return around.crowding * waits * max(0.0, down)
 
 
 def _wait_for_written(victim: Victim, links: Links) -> tuple[float, float]:

@@ -76,11 +76,9 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Return the next step; who it preempts and admits is so from now on."""
         step = Schedule(self.settings.max_num_batched_tokens)
-        num_free, num_taken = self.pool.num_free, self.pool.num_taken
         self._schedule_running(step)
         if not step.preempted:  # else there is no room for anybody
             self._admit(step)
-        self._turnover.scheduled(num_free, num_taken)
         return step
 
     def preempt(self, request: Request, *, may_swap: bool = True) -> None:
@@ -221,8 +219,7 @@ class Scheduler:
             num_waiting=sum(it is not victim for it in self.queue),
             num_step_tokens=sum(it.num_places for it in running),
             kept_tokens=tuple(kept_tokens) or (0,),
-            num_awaited=self._turnover.awaited_blocks(victim.num_blocks),
-            crowded=self._turnover.crowded,
+            admitted_share=self._turnover.admitted_share,
         )
 
     def _kept_tokens(self, victim: Request) -> Sequence[int]:
@@ -256,7 +253,9 @@ class Scheduler:
         if not self._admission.find_loads(request, claims, reloads=reloads):
             return _Verdict.ASK_AGAIN
         self._turnover.returns(request.request_id)
+        num_taken = self.pool.num_taken
         self._admission.allocate(request, claims)
+        self._turnover.admitted(self.pool.num_taken - num_taken)
         self._dequeue(request)
         request.state = State.RUNNING
         request.order = self._num_admitted

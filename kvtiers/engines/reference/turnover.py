@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Final
 
 from kvtiers.engines.reference.block_pool import BlockPool
@@ -22,21 +21,8 @@ class _Absence:
     until: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Of requests, before a step.
-
-    Attributes:
-        num_freed: their blocks. num_reached: how many blocks the step took beyond those that were
-            free before; negative where it left some of those.
-    """
-
-    num_freed: int
-    num_reached: int
-
-
 class Turnover:
-    """Remembers the last victims, and the last ends of requests.
+    """Remembers the last victims, and who was handed out blocks.
 
     The pool hands out the blocks that were freed first, and of one request the last ones first.
     """
@@ -45,8 +31,11 @@ class Turnover:
         self._pool = pool
         self._absences: deque[_Absence] = deque(maxlen=_NUM_LATE)
         self._away: dict[str, _Absence] = {}
-        self._ends: deque[_End] = deque(maxlen=_NUM_LATE)
-        self._num_free = pool.num_free  # after the last step was scheduled
+        # Blocks that were handed out when the last admission ended; and decaying sums, of those of
+        # admissions, and of all.
+        self._num_taken = pool.num_taken
+        self._num_admitted = 0.0
+        self._num_all = 0.0
 
     # -- events -----------------------------------------------------------------------
 
@@ -67,17 +56,12 @@ class Turnover:
         if absence is not None and absence in self._absences:
             self._absences.remove(absence)
 
-    def scheduled(self, num_free: int, num_taken: int) -> None:
-        """Note that a step has been scheduled.
-
-        Args:
-            num_free, num_taken: of the pool before.
-        """
-        num_freed = num_free - self._num_free
-        if num_freed > 0:
-            num_new = self._pool.num_taken - num_taken
-            self._ends.append(_End(num_freed, num_new - self._num_free))
-        self._num_free = self._pool.num_free
+    def admitted(self, num_blocks: int) -> None:
+        """Note an admission that was just handed out so many blocks."""
+        decay, num_taken = 1.0 - 1.0 / _NUM_LATE, self._pool.num_taken
+        self._num_admitted = self._num_admitted * decay + num_blocks
+        self._num_all = self._num_all * decay + num_taken - self._num_taken
+        self._num_taken = num_taken
 
     # -- questions --------------------------------------------------------------------
 
@@ -91,13 +75,7 @@ class Turnover:
         num_longer = sum(it.until is None and now - it.since > most for it in late)
         return [max(0, num_blocks - max(0, num - free)) for num in taken] + [0] * num_longer
 
-    def awaited_blocks(self, num_blocks: int) -> float:
-        """Return how many blocks of so many the step after the end of their request takes, in the
-        mean; a request that frees more fills those until then, and they are taken first."""
-        reached = [it.num_reached - max(0, it.num_freed - num_blocks) for it in self._ends]
-        return fmean(max(0, min(num, num_blocks)) for num in reached) if reached else 0.0
-
     @property
-    def crowded(self) -> float:
-        """Share of ends before which so little was free that the next step took all of it."""
-        return fmean(it.num_reached >= 0 for it in self._ends) if self._ends else 0.0
+    def admitted_share(self) -> float:
+        """Of the blocks that were handed out, those of admissions, of late."""
+        return self._num_admitted / self._num_all if self._num_all else 0.0

@@ -76,49 +76,22 @@ def test_only_the_last_victims_count(pool, turnover):
     assert list(turnover.kept_blocks(10)) == [5] * 16
 
 
-def ended(pool, turnover, num_free, num_freed, num_taken):
-    """Let a request end while blocks are free, and a step take some."""
-    held = pool.take(pool.num_free)
-    pool.free(held[:num_free])
-    turnover.scheduled(0, pool.num_taken)  # nobody ended before
-    rest = held[num_free:]
-    pool.free(rest[:num_freed])
-    before = pool.num_free, pool.num_taken
-    taken = pool.take(num_taken)
-    turnover.scheduled(*before)
-    pool.free(rest[num_freed:] + taken)
-
-
-@pytest.mark.parametrize(
-    ("num_free", "num_freed", "num_taken", "awaited", "crowded"),
-    [
-        (0, 30, 30, 20, 1),  # all of them, and all of the victim's
-        (0, 30, 15, 5, 1),  # ten that it will have filled until then, and five of its own
-        (0, 30, 8, 0, 1),
-        (4, 30, 15, 1, 1),  # four that were free before
-        (40, 30, 15, 0, 0),
-        (0, 12, 12, 12, 1),  # those of a shorter one
-        (0, 30, 0, 0, 1),
-    ],
-)
-def test_blocks_that_are_taken_at_once_after_an_end(
-    pool, turnover, num_free, num_freed, num_taken, awaited, crowded
-):
-    assert (turnover.awaited_blocks(20), turnover.crowded) == (0, 0)
-    ended(pool, turnover, num_free, num_freed, num_taken)
-    assert (turnover.awaited_blocks(20), turnover.crowded) == (awaited, crowded)
-
-
-def test_ends_count_in_the_mean(pool, turnover):
-    for num_free, num_taken in ((0, 30), (40, 15)):
-        ended(pool, turnover, num_free, 30, num_taken)
-    assert (turnover.awaited_blocks(20), turnover.crowded) == (10, 0.5)
-
-
-def test_a_step_after_which_nobody_ended_is_no_end(pool, turnover):
+def test_of_the_blocks_that_are_handed_out_some_are_of_admissions(pool, turnover):
+    assert turnover.admitted_share == 0
+    pool.take(30)
+    turnover.admitted(30)
+    assert turnover.admitted_share == 1
+    pool.take(10)  # as requests grow
     pool.take(20)
-    turnover.scheduled(pool.num_free, pool.num_taken)
-    before = pool.num_free, pool.num_taken
-    pool.take(5)
-    turnover.scheduled(*before)
-    assert turnover.crowded == 0
+    turnover.admitted(20)
+    assert turnover.admitted_share == pytest.approx((15 / 16 * 30 + 20) / (15 / 16 * 30 + 30))
+
+
+def test_what_is_long_past_does_not_count(pool, turnover):
+    pool.free(pool.take(100))
+    turnover.admitted(100)
+    for _ in range(100):
+        pool.free(pool.take(10))
+        pool.free(pool.take(10))
+        turnover.admitted(10)
+    assert turnover.admitted_share == pytest.approx(0.5, abs=0.01)
