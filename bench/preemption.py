@@ -6,11 +6,12 @@ Modelled: Llama-3.1-8B on an H100, no byte is moved. Three kinds of traffic, thr
 offload policies; 8 seeds that were not looked at while the rule was written (`--development` has
 4 that were).
 
-The p99 of 80 requests is that of the last but one (of the 320 of "mixed", the last but four), so the
-ratio of one seed says little. Rule: per seed, the p99 under "cost" over that under the better way,
-which is the one of always swapping and always computing again whose p99 is lower in the mean of all
-seeds; reported are its median, least and greatest. The ceiling of "cost" is the better way, unless
-each way is best for some requests. Of mean latencies the better way is the one whose own is lower.
+The p99 of 80 requests is that of the last but one (of the 320 of "mixed", the last but four), so
+the ratio of one seed says little. Rule: per seed, the p99 under "cost" over that under the better
+way, which is the one of always swapping and always computing again whose p99 is lower in the mean
+of all seeds; reported are its median, least and greatest. The ceiling of "cost" is the better way,
+unless each way is best for some requests. Of mean latencies the better way is the one whose own is
+lower.
 """
 
 from __future__ import annotations

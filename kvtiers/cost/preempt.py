@@ -109,8 +109,9 @@ class PreemptPlan:
 
     Attributes:
         swap: copy what is not yet below, and reload it later; otherwise compute it again.
-        swap_cost_seconds: what the way down holds up delays all, the way back the victim.
-        recompute_cost_seconds: its steps delay all.
+        swap_cost_seconds: what the way down holds up delays all, the way back the victim; or what
+            HBM does not keep is computed after all, where that is better.
+        recompute_cost_seconds: its steps delay all, and so does a copy at its end.
     """
 
     swap: bool
@@ -131,9 +132,12 @@ def plan_preempt(
 
     A victim gives way because its blocks are wanted, and whoever writes into them before they are
     copied waits until those are: a step, and all requests with it. The first block to be wanted is
-    the last, which is not full and not copied; others are wanted from the next step on.
+    the last, which is not full and not copied. One that is computed again is copied when it is
+    over, if not before, and others may wait for that as well.
 
-    Down counts the queue of the link as it is now; back does not, for that is later.
+    Down counts the queue of the link as it is now; back does not, for that is later. A victim that
+    was swapped is asked about once more when it returns, as one that is stored already and of
+    which HBM has kept what it has.
 
     Args:
         notice_seconds: that a load which is done waits until it is noticed.

@@ -216,7 +216,7 @@ class Scheduler:
         running = [it for it in self.running if it is not victim and not it.loading]
         return Surroundings(
             num_running=len(running),
-            num_waiting=sum(it is not victim for it in self.queue),
+            num_waiting=len(self.queue) - (victim.state is not State.RUNNING),
             num_step_tokens=sum(it.num_places for it in running),
             kept_tokens=tuple(kept_tokens) or (0,),
             admitted_share=self._turnover.admitted_share,
@@ -232,7 +232,8 @@ class Scheduler:
     def _reload_pays(self, request: Request, claims: Sequence[Claim]) -> bool:
         """Whether a swapped request still is reloaded, by what HBM has kept of it after all."""
         around = self._around(request, [claims[0].num_local])
-        return self._tiers.swap_pays(request, request.live[0].num_known, around)
+        num_copied = request.live[0].num_known - 1  # the last token never was computed
+        return self._tiers.swap_pays(request, max(1, num_copied), around)
 
     def _dequeue(self, request: Request) -> None:
         self.queue.remove(request)
