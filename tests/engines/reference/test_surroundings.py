@@ -90,3 +90,31 @@ def test_without_prefix_caching_hbm_is_not_counted_on():
     knobs = {"watermark": 0.0, "max_num_seqs": 2, "prefix_caching": False}
     told, found = victims(engine_of(settings_of(18, **knobs), tiers_of()))
     assert not any(told + found)
+
+
+@pytest.mark.parametrize("reloads", [True, False])
+def test_a_swapped_request_is_asked_about_again_when_it_returns(reloads):
+    """By then it is known what HBM has kept of it, and what was copied down may be left there."""
+    knobs = settings_of(18, watermark=0.0, preemption=PreemptMode.COST)
+    engine = engine_of(knobs, tiers_of())
+    connector, asked = engine.runner.connector, []
+    ask = connector.preemption
+
+    def asked_about(name, num_tokens, places, mode, around):
+        plan = ask(name, num_tokens, places, mode, around)
+        first = all(name != other for other, _, _ in asked)
+        asked.append((name, num_tokens, around.kept_tokens))
+        return replace(plan, swap=first or reloads)
+
+    connector.preemption = asked_about
+    for idx in range(2):
+        engine.add(request_of(f"r{idx}", 20, 40))
+    served = [it for report in run(engine) for it in report.finished]
+    (left, returned) = asked[:2]
+    assert left[:2] == returned[:2]  # the same one, with as many tokens
+    assert left[2] == (0,)  # a guess
+    assert returned[2] == (3 * knobs.block_size,)  # which the other one did not take
+    (victim,) = (it for it in served if it.request_id == returned[0])
+    assert victim.num_swaps >= 1
+    assert (victim.num_reloaded_tokens > 0) == reloads
+    assert (victim.num_recomputed_tokens > knobs.block_size) != reloads
