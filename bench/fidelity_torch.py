@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from kvtiers.data.store import BlockStore
 from kvtiers.engines.reference.engine import Engine
 from kvtiers.engines.reference.model import ReferenceModel
 from kvtiers.engines.reference.modelled import ModelledMachine, modelled_engine
-from kvtiers.engines.reference.report import Served
 from kvtiers.engines.reference.requests import NewRequest
 from kvtiers.engines.reference.runners import StepResult, StepWork
+from kvtiers.engines.reference.serving import OpenLoop, drive
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.engines.reference.shape import ReferenceShape
 from kvtiers.engines.reference.torch_runner import TorchRunner
@@ -143,28 +144,36 @@ class Below:
         return ThrottledStore(store, speed) if speed else store
 
 
+class SoMany:
+    """Requests of which so many are served at a time: the next comes as soon as one has ended."""
+
+    def __init__(self, engine: Engine, requests: Sequence[NewRequest], concurrency: int) -> None:
+        self._engine = engine
+        self._left = deque(requests)
+        self._concurrency = concurrency
+
+    @property
+    def next_at(self) -> float | None:
+        """See `kvtiers.engines.reference.serving.Arrivals`."""
+        return self._engine.now if self._left and self._num_places > 0 else None
+
+    def take(self, now: float) -> list[NewRequest]:
+        """See `kvtiers.engines.reference.serving.Arrivals`."""
+        num = min(self._num_places, len(self._left))
+        return [replace(self._left.popleft(), arrived_at=now) for _ in range(num)]
+
+    @property
+    def _num_places(self) -> int:
+        return self._concurrency - self._engine.num_unfinished
+
+
 def serve(engine: Engine, arrivals: Arrivals, concurrency: int | None = None) -> Run:
     """Serve requests as they come, or so many at a time; returns once all is settled."""
     began, before = engine.now, _reloaded(engine)
     preempted = engine.gauges.num_preemptions
-    left = [(began + at, request) for at, request in arrivals][::-1]
-    served: list[Served] = []
-    while left or engine.num_unfinished:
-        while left and (
-            left[-1][0] <= engine.now
-            if concurrency is None
-            else engine.num_unfinished < concurrency
-        ):
-            at, request = left.pop()
-            when = at if concurrency is None else engine.now
-            engine.add(
-                NewRequest(request.request_id, when, request.max_tokens, request.prompt_token_ids)
-            )
-        until = left[-1][0] if left and concurrency is None else None
-        if engine.num_unfinished:
-            served += engine.step(until).finished
-        elif until is not None:
-            engine.wait_until(until)
+    requests = [replace(request, arrived_at=began + at) for at, request in arrivals]
+    come = OpenLoop(requests) if concurrency is None else SoMany(engine, requests, concurrency)
+    served = [it for report in drive(engine, come) for it in report.finished]
     ended = engine.now
     engine.settle()
     tokens = sum(it.num_prompt_tokens + it.num_output_tokens for it in served)

@@ -12,12 +12,12 @@ from kvtiers.bench.plan import DRAM, LMDB, NVME, STAGING_SLOTS, MeasuredPlan
 from kvtiers.bench.throttle import ThrottledStore
 from kvtiers.data.store import BlockStore
 from kvtiers.engines.reference.model import ReferenceModel
-from kvtiers.engines.reference.runner import ReferenceRunner, RunnerSettings
+from kvtiers.engines.reference.one_request import OneRequestEngine, OneRequestSettings
 from kvtiers.model.config import Config, parse_mapping
 
 
 class Lives:
-    """Makes runners of one model, over stores in one folder.
+    """Makes engines of one model, over stores in one folder.
 
     Args:
         folder: empty; whoever made it removes it.
@@ -33,37 +33,37 @@ class Lives:
         )
         self._folder = folder
 
-    def plain(self) -> ReferenceRunner:
+    def plain(self) -> OneRequestEngine:
         """Return an engine without kvtiers."""
-        return ReferenceRunner(self.model, self._settings())
+        return OneRequestEngine(self.model, self._settings())
 
-    def with_dram(self) -> ReferenceRunner:
+    def with_dram(self) -> OneRequestEngine:
         """Return an engine whose DRAM holds the document."""
-        runner = ReferenceRunner(self.model, self._settings(), self._config(full=True))
-        self._fill(runner)
-        return runner
+        engine = OneRequestEngine(self.model, self._settings(), self._config(full=True))
+        self._fill(engine)
+        return engine
 
     def fill(self, stores: Sequence[str], num_ranges: int = 1) -> None:
         """Live once, and leave the document in stores."""
         config = self._config(*stores, full=True, num_ranges=num_ranges)
-        runner = ReferenceRunner(self.model, self._settings(), config)
+        engine = OneRequestEngine(self.model, self._settings(), config)
         try:
-            self._fill(runner)
+            self._fill(engine)
         finally:
-            runner.close()
+            engine.close()
 
-    def reader(self, store: str, num_ranges: int = 1) -> ReferenceRunner:
+    def reader(self, store: str, num_ranges: int = 1) -> OneRequestEngine:
         """Return a new life, that finds the document in a store, and keeps next to nothing."""
         config = self._config(store, full=False, num_ranges=num_ranges)
-        return ReferenceRunner(self.model, self._settings(), config, self._slowed)
+        return OneRequestEngine(self.model, self._settings(), config, self._slowed)
 
-    def _fill(self, runner: ReferenceRunner) -> None:
-        runner.generate(self.document)
-        runner.settle()
+    def _fill(self, engine: OneRequestEngine) -> None:
+        engine.generate(self.document)
+        engine.settle()
 
-    def _settings(self) -> RunnerSettings:
+    def _settings(self) -> OneRequestSettings:
         plan = self.plan
-        return RunnerSettings(plan.num_blocks + 1, plan.block_size, plan.max_tokens_per_step)
+        return OneRequestSettings(plan.num_blocks + 1, plan.block_size, plan.max_tokens_per_step)
 
     def _slowed(self, name: str, store: BlockStore) -> BlockStore:  # noqa: ARG002 - all alike
         throttle = self.plan.throttle

@@ -15,7 +15,7 @@ import torch
 from kvtiers.bench.lives import Lives
 from kvtiers.bench.plan import DRAM, RECOMPUTE, MeasuredPlan
 from kvtiers.bench.split import Split, measure_split
-from kvtiers.engines.reference.runner import Generated
+from kvtiers.engines.reference.one_request import Generated
 from kvtiers.model.errors import KVTiersError
 
 SPLIT: Final = "split"

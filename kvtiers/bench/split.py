@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtiers.engines.reference.runner import ReferenceRunner
+from kvtiers.engines.reference.one_request import OneRequestEngine
 from kvtiers.model.errors import ProtocolError
 
 
@@ -18,26 +18,26 @@ class Split:
 
 
 def measure_split(
-    runner: ReferenceRunner, prompt: Sequence[int], split: Split
+    engine: OneRequestEngine, prompt: Sequence[int], split: Split
 ) -> tuple[float, int]:
     """Load the first blocks of a prompt from a store, and compute the rest at the same time.
 
     Where the load takes much longer than the computation, kvtiers runs it before the step.
 
     Args:
-        runner: idle, with ranges of layers and one store, which holds the prompt.
+        engine: idle, with ranges of layers and one store, which holds the prompt.
 
     Returns:
         seconds to the first token, and that token.
 
     Raises:
-        ProtocolError: a block did not come, or the runner has no tiers.
+        ProtocolError: a block did not come, or the engine has no tiers.
     """
-    if runner.scheduler is None:
+    if engine.scheduler is None:
         raise ProtocolError("a split needs an engine with tiers")
-    result = runner.generate(prompt, max_reloaded_blocks=split.num_blocks)
-    runner.settle()
-    missing = split.num_blocks - result.num_reloaded_tokens // runner.settings.block_size
+    result = engine.generate(prompt, max_reloaded_blocks=split.num_blocks)
+    engine.settle()
+    missing = split.num_blocks - result.num_reloaded_tokens // engine.settings.block_size
     if missing:
         raise ProtocolError(f"{missing} blocks of a split were not loaded")
     return result.ttft_seconds, result.token_ids[0]

@@ -40,22 +40,7 @@ class LastingStores:
         self._generations = Generations(
             lasting_folders(config, shape.instance), hellos[0].fingerprint, shape.why_not_lasting
         )
-        inventories = {
-            name: Inventory([hello.stores[name].inventory for hello in hellos])
-            for name in hellos[0].stores
-            if all(hello.stores[name].inventory for hello in hellos)
-        }
-        shared = {
-            tier.name: lmdb_settings(tier) for tier in config.stores if isinstance(tier, LmdbTier)
-        }
-        self._reader: IndexReader | None = None
-        if shared or inventories:
-            self._reader = IndexReader(
-                shared,
-                [KeySpace(hello.fingerprint, hello.rank, self.generation) for hello in hellos],
-                inventories=inventories,
-                lookup_seconds=config.reload.lookup_deadline,
-            )
+        self._readers = _readers(config, hellos, self.generation)
 
     @property
     def generation(self) -> int:
@@ -65,23 +50,43 @@ class LastingStores:
     def ask(self, controller: Controller) -> None:
         """Hand on what control wants to know."""
         for lookup in controller.take_lookups():
-            if self._reader is not None:
-                self._reader.ask(lookup)
+            if lookup.store in self._readers:
+                self._readers[lookup.store].ask(lookup)
 
     def tell(self, controller: Controller) -> None:
         """Tell control what has been found out since the last call."""
-        if self._reader is not None:
-            for answer in self._reader.answers():
+        for reader in self._readers.values():
+            for answer in reader.answers():
                 controller.answered(answer)
 
     def renew(self) -> bool:
         """Begin a new generation; whether a later start will know of it."""
         recorded = self._generations.renew()
-        if self._reader is not None:
-            self._reader.enter(self.generation)
+        for reader in self._readers.values():
+            reader.enter(self.generation)
         return recorded
 
     def close(self) -> None:
         """Let go of the stores' indexes."""
-        if self._reader is not None:
-            self._reader.close()
+        for reader in self._readers.values():
+            reader.close()
+
+
+def _readers(config: Config, hellos: Sequence[Hello], generation: int) -> dict[str, IndexReader]:
+    """Return a reader for each store that others fill, or that an earlier life has filled: one
+    that hangs holds up no other's answers."""
+    readers: dict[str, IndexReader] = {}
+    lookup_seconds = max(config.reload.deadline, config.reload.lookup_deadline)
+    for tier in config.stores:
+        name = tier.name
+        inventories = [hello.stores[name].inventory for hello in hellos if name in hello.stores]
+        inherited = len(inventories) == len(hellos) and all(inventories)
+        if not inherited and not isinstance(tier, LmdbTier):
+            continue
+        readers[name] = IndexReader(
+            {name: lmdb_settings(tier)} if isinstance(tier, LmdbTier) else {},
+            [KeySpace(hello.fingerprint, hello.rank, generation) for hello in hellos],
+            inventories={name: Inventory(inventories)} if inherited else {},
+            lookup_seconds=lookup_seconds,
+        )
+    return readers

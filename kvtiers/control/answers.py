@@ -38,6 +38,8 @@ class Asked:
     Attributes:
         version: of the tiers; limit: first block not wanted; standings: of the links.
         since: when the request was first asked about.
+        patience: seconds from then on that it may wait for stores to say what they hold; None
+            while no store had to be waited for.
     """
 
     version: tuple[int, ...]
@@ -45,6 +47,7 @@ class Asked:
     answer: Answer
     since: float
     standings: tuple[int, ...]
+    patience: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

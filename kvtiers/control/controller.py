@@ -9,6 +9,7 @@ from kvtiers.control.departures import Departures
 from kvtiers.control.fences import Fences
 from kvtiers.control.gates import Gates
 from kvtiers.control.jobs import Job, JobTable
+from kvtiers.control.lookups import LookupDesk
 from kvtiers.control.offload import OffloadDesk
 from kvtiers.control.outlook import EngineLoad, Outlook
 from kvtiers.control.places import Places
@@ -24,7 +25,7 @@ from kvtiers.control.values import make_tier
 from kvtiers.cost.model import CostModel
 from kvtiers.cost.planner import Prompt
 from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Surroundings
-from kvtiers.model.keys import BlockKey, Rank, pack_keys, unpack_keys
+from kvtiers.model.keys import BlockKey, Rank
 from kvtiers.model.messages import (
     DRAM,
     HBM,
@@ -89,8 +90,7 @@ class Controller:
         self._barred: set[str] = set()
         self._loading: dict[str, JobId] = {}
         self.outlook = Outlook(settings, cost, self.jobs, self._loading, engine)
-        self._lookups: dict[str, list[BlockKey]] = {}
-        self._asking: set[tuple[str, BlockKey]] = set()
+        self._lookups = LookupDesk(settings.lookup_deadline)
         self._before: list[Transfer] = []
         self._late: list[Transfer | None] = []  # of epochs that a reset has ended
         self._step = 0
@@ -136,16 +136,18 @@ class Controller:
         ):
             return asked.answer
         match = self._reloads.match(keys, start, limit)
-        since = now if asked is None else asked.since
-        if match.unknown and now - since < self.settings.lookup_deadline:
+        since, patience = (now, None) if asked is None else (asked.since, asked.patience)
+        if match.unknown and patience is None:
+            patience = self.outlook.patience_seconds(request_id, match, num_tokens, now)
+        if patience and self._lookups.worth_waiting(match.unknown, now - since, patience, now):
             answer = Answer(None, None, match)
-            self._look_up(match)
+            self._lookups.ask(match.unknown, now)
         elif asked is not None and asked.answer.plan and match.same_hits(asked.answer.match):
             answer = asked.answer
         else:
             prompt = self.outlook.prompt(num_tokens, start, now, lambda: self.at_hand(keys, match))
             answer = self._compare(request_id, match, prompt)
-        self._asked[request_id] = Asked(version, limit, answer, since, standings)
+        self._asked[request_id] = Asked(version, limit, answer, since, standings, patience)
         return answer
 
     def preemption(
@@ -180,7 +182,8 @@ class Controller:
         """Ask stores for what is not known of a request, before its turn comes."""
         if self._places.hears_say:
             self.presence.tick(now)
-            self._look_up(self._reloads.match(keys, 0, min(map(len, keys))))
+            match = self._reloads.match(keys, 0, min(map(len, keys)))
+            self._lookups.ask(match.unknown, now)
 
     def prefetch(self, arrival: Arrival) -> None:
         """Bring what a request would reload from stores to DRAM while it waits."""
@@ -258,7 +261,7 @@ class Controller:
         """Take in what a shared store holds; an answer of an earlier epoch says nothing."""
         if answer.epoch == self.epoch:
             self.presence.answered(answer)
-            self._asking.difference_update((answer.store, key) for key in unpack_keys(answer.keys))
+            self._lookups.answered(answer)
 
     def completed(self, completion: Completion, now: float) -> LoadDone | None:
         """Apply one rank's answer; returns a reload that is now complete.
@@ -297,8 +300,7 @@ class Controller:
         self._late.append(self._offloads.late_writes())
         self.epoch += 1
         self._places.reset()
-        self._lookups.clear()
-        self._asking.clear()
+        self._lookups.reset()
         self._prefetches.reset()
         self._asked.clear()
 
@@ -340,11 +342,7 @@ class Controller:
 
     def take_lookups(self) -> list[Lookup]:
         """Return the questions to shared stores that arose since the last call."""
-        lookups = [
-            Lookup(store, pack_keys(keys), self.epoch) for store, keys in self._lookups.items()
-        ]
-        self._lookups = {}
-        return lookups
+        return self._lookups.take(self.epoch)
 
     # -- internals --------------------------------------------------------------------
 
@@ -357,14 +355,6 @@ class Controller:
             return Answer(0, None, match)
         plan = self.outlook.plan(request_id, match, prompt)
         return Answer(plan.num_blocks, plan, match)
-
-    def _look_up(self, match: Match) -> None:
-        """Ask for what is unknown, unless the question is under way already."""
-        for store, keys in match.unknown.items():
-            new = [key for key in keys if (store, key) not in self._asking]
-            if new:
-                self._asking.update((store, key) for key in new)
-                self._lookups.setdefault(store, []).extend(new)
 
     def _prefetch(self, now: float) -> list[Transfer]:
         def ask(it: Arrival) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,8 @@ from kvtiers.model.outcome import Outcome
 _NUM_STEPS_KNOWN: Final = 5
 # For which a busy host may leave a thread out: less says nothing about a link.
 _PATIENCE_SECONDS: Final = 0.25
+# Of what a store's answer may save, that a request waits for it; docs/decisions/0027.
+LOOKUP_SHARE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,25 @@ class Outlook:
         if request_id in self._must_return:
             return self._cost.plan_all(sources, match.valid, prompt)
         return self._cost.plan(sources, match.valid, prompt)
+
+    def patience_seconds(self, request_id: str, match: Match, num_tokens: int, now: float) -> float:
+        """Return how long a request may wait for stores to say what they hold.
+
+        A share of what the best answer would save it, by the same predictions that choose what to
+        reload; at least the configured time, and never longer than for a load.
+        """
+        prompt = self.prompt(num_tokens, match.start, now)
+        known, possible = match.num_blocks, match.num_possible
+        names = [store.name for store in self._settings.stores]
+        sources = np.full((1, possible), 1 + min(map(names.index, match.unknown)), np.uint8)
+        sources[0, :known] = slowest(match.sources[:, :known])
+        hoped = replace(match, sources=sources, valid=np.ones(possible + 1, np.bool_))
+        best = self.plan(request_id, hoped, prompt)
+        without = best.recompute_seconds
+        if known:
+            without = self.plan(request_id, match, prompt).chosen_seconds
+        worth = LOOKUP_SHARE * (without - best.chosen_seconds)
+        return max(self._settings.lookup_deadline, min(worth, self._settings.reload_deadline))
 
     def prompt(
         self,

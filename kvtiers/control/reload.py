@@ -42,12 +42,14 @@ class Match:
         sources: uint8 [groups, n], 0 for DRAM, 1 + store index, `ABSENT`.
         valid: bool [n + 1]; ``valid[m]`` says that the first m blocks make a usable prefix.
         unknown: keys whose presence in a shared store has not been looked up, by store.
+        num_possible: the longest prefix beyond `start`, in blocks, if those were all there.
     """
 
     start: int
     sources: UInt8s
     valid: Bools
     unknown: dict[str, list[BlockKey]]
+    num_possible: int
 
     @property
     def num_blocks(self) -> int:
@@ -111,24 +113,21 @@ class ReloadDesk:
             start: blocks present in HBM. limit: first block not wanted.
         """
         unknown: dict[str, list[BlockKey]] = {}
-        num = max(limit - start, 0)
-        columns, windowed = [], []
+        num = reach = max(limit - start, 0)
+        columns = []
         for group, group_keys in zip(self._settings.groups, keys, strict=True):
             whole = group.window is None
-            column = (
-                [] if num == 0 else self._locate(group_keys, start, start + num, whole, unknown)
-            )
-            if whole:
-                num = len(column)  # no later group needs to look further
+            column, end = self._locate(group_keys, start, start + reach, whole, unknown)
+            if whole:  # no later group needs to look further
+                num, reach = min(num, len(column)), end - start
             columns.append(column)
-            windowed.append(group)
         sources = np.full((len(columns), num), ABSENT, np.uint8)
         for idx, column in enumerate(columns):
             sources[idx, : min(num, len(column))] = column[:num]
         valid = self._cuts(sources, start)
         if ((sources != 0) & (sources != ABSENT)).any():
             valid &= self._fits(sources, keys, start)
-        return Match(start, sources, valid, unknown)
+        return Match(start, sources, valid, unknown, reach)
 
     def _locate(
         self,
@@ -137,8 +136,9 @@ class ReloadDesk:
         limit: int,
         stop_at_gap: bool,
         unknown: dict[str, list[BlockKey]],
-    ) -> list[int]:
-        """Return the source of each block, up to the first gap where asked.
+    ) -> tuple[list[int], int]:
+        """Return the source of each block, up to the first gap where asked, and where the last
+        gap is at the latest.
 
         What a shared store has yet to say counts as absent; the search for more such keys goes
         on behind the first, so that one question asks for all of them.
@@ -151,11 +151,11 @@ class ReloadDesk:
             source = 0 if get(key) is not None else self._locate_below(key, unknown)
             if source >= _UNKNOWN and stop_at_gap:
                 if source == ABSENT:
-                    break
+                    return column, position
                 gap = True
             if not gap:
                 column.append(ABSENT if source == _UNKNOWN else source)
-        return column
+        return column, limit
 
     def _locate_below(self, key: BlockKey, unknown: dict[str, list[BlockKey]]) -> int:
         nowhere = ABSENT

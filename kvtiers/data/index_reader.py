@@ -24,6 +24,7 @@ from kvtiers.model.messages import Lookup, Presence, UInt8s
 logger = logging.getLogger(__name__)
 
 _IDLE_SECONDS: Final = 1.0
+_CLOSE_SECONDS: Final = 2.0  # many times what the longest piece takes
 PIECE_KEYS: Final = 256  # of one transaction and one answer: about 1 ms
 
 
@@ -32,7 +33,7 @@ class _Question:
     """A lookup, and how far it has come."""
 
     lookup: Lookup
-    deadline: float
+    asked: float
     start: int = 0  # bytes of the key column that are answered
 
 
@@ -49,7 +50,7 @@ class IndexReader:
     Args:
         settings: of each shared store, by the name that control has for it.
         key_spaces: of all ranks. inventories: of private stores, by name.
-        lookup_seconds: how long a lookup may take from `ask` on.
+        lookup_seconds: how long a lookup may take from `ask` on: longer than anybody waits.
         clock: seconds.
 
     Raises:
@@ -91,7 +92,7 @@ class IndexReader:
             raise ValueError(
                 f"key column has {len(lookup.keys)} bytes, no multiple of {KEY_NBYTES}"
             )
-        self._post(_Question(lookup, self._clock() + self._lookup_seconds))
+        self._post(_Question(lookup, self._clock()))
 
     def enter(self, generation: int) -> None:
         """Name the keys of later lookups in another generation; returns at once."""
@@ -105,11 +106,20 @@ class IndexReader:
         return answers
 
     def close(self) -> None:
-        """Stop, without the answers that are still due; idempotent."""
+        """Stop, without the answers that are still due; idempotent.
+
+        A thread that hangs in a store is left behind, with what it reads.
+        """
         with self._wake:
             self._closed = True
             self._wake.notify_all()
-        self._thread.join()
+        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            stores = ", ".join((*self._accesses, *self._inventories))
+            logger.warning(
+                "%s: a lookup does not end, %g s after it was told to", stores, _CLOSE_SECONDS
+            )
+            return
         for access in self._accesses.values():
             access.close()
 
@@ -146,7 +156,7 @@ class IndexReader:
 
     def _advance(self, question: _Question) -> None:
         """Answer one piece of a lookup, and put the rest at the end of the queue."""
-        if self._clock() > question.deadline:
+        if self._clock() > question.asked + self._lookup_seconds:
             self._answer_absent(question)
             return
         column = question.lookup.keys
@@ -193,4 +203,5 @@ class IndexReader:
         question.start += len(piece)
         lookup = question.lookup
         if piece:
-            self._answers.append(Presence(lookup.store, piece, flags, lookup.epoch))
+            seconds = self._clock() - question.asked
+            self._answers.append(Presence(lookup.store, piece, flags, lookup.epoch, seconds))

@@ -91,7 +91,9 @@ class ReloadConfig(Section):
     )
     lookup_deadline: Duration = Field(
         default=0.05,
-        description="How long a request waits for a store's answer; then it is a miss.",
+        description="How long any request may wait for a store to say what it holds; then that is "
+        "a miss. A request waits longer, for a tenth of the computing that the answer may save it, "
+        "at most `deadline`; but for a store that is silent for so long already not at all.",
         examples=["50ms"],
     )
     prefetch: Literal["auto", "off"] = Field(

@@ -163,12 +163,14 @@ class Presence:
 
     Attributes:
         present: one flag (0 or 1) per key. epoch: of the question.
+        seconds: from the question to this answer.
     """
 
     store: str
     keys: bytes
     present: UInt8s
     epoch: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

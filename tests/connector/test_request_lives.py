@@ -2,75 +2,19 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
+from lives import ALWAYS, Told, count, fake, forget_hbm
 
-from kvtiers.connector.scheduler import SchedulerConnector
-from kvtiers.connector.shape import EngineShape
-from kvtiers.connector.step import Reload, Step
-from kvtiers.cost.prefill import PrefillSpeed
+from kvtiers.connector.step import Reload
 from kvtiers.data.copier import Direction
-from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import ProtocolError
-from kvtiers.model.keys import Rank
-from kvtiers.model.messages import DRAM, HBM, Completion, Hello, StepOrders, WorkerReport
+from kvtiers.model.messages import DRAM
 from kvtiers.model.outcome import Outcome
-from kvtiers.testing.fake_engine import FakeEngine, Setup, prompt_of, random_work
-from kvtiers.testing.fake_step import EngineSettings, Execution
+from kvtiers.testing.fake_engine import Setup, prompt_of, random_work
+from kvtiers.testing.fake_step import EngineSettings
 from kvtiers.testing.invariants import check_quiet
 
-ALWAYS = {"cost": {"mode": "always"}}
 LOADS_BETWEEN_STEPS = {**ALWAYS, "reload": {"sync_below": "0ms"}}
-SLOT = 2**20
-
-
-def fake(setup: Setup = Setup(num_slots=200, options=ALWAYS), seed: int = 1) -> FakeEngine:  # noqa: B008
-    return FakeEngine(setup, random.Random(seed))
-
-
-def forget_hbm(engine: FakeEngine) -> None:
-    assert engine.scheduler.pool.reset_cache()
-
-
-def count(connector: SchedulerConnector, name: str, *labels: str) -> float:
-    return connector.counters.value(f"kvtiers_{name}", labels)
-
-
-class Told:
-    """A scheduler's side whose engine and rank are told what to do, block by block."""
-
-    def __init__(self, block_size: int = 16, num_slots: int = 64, **config: object) -> None:
-        options = {"tiers": [{"kind": "dram", "capacity": f"{num_slots}MiB"}], **ALWAYS, **config}
-        shape = EngineShape(block_size, (None,), 1, None, 8192, PrefillSpeed(0.005, 1e12))
-        self.connector = SchedulerConnector(parse_mapping(options), shape)
-        self.connector.connect([Hello(Rank(), bytes(32), num_slots, SLOT, (SLOT,), False)])
-        self.block_size = block_size
-
-    def hashes(self, num: int, name: str = "p") -> list[bytes]:
-        return [f"{name}{i}".encode().ljust(32, b".") for i in range(num)]
-
-    def step(self, computed: dict[str, int] | None = None, preempted: tuple[str, ...] = ()):
-        return self.connector.schedule(
-            Step(computed or {}, (), preempted, lambda _: (list(range(100, 200)),), 1)
-        )
-
-    def answer(self, orders: StepOrders, outcome: Outcome = Outcome.OK) -> None:
-        completions = []
-        for transfer in (*orders.before, *orders.after):
-            hop = HBM if transfer.request_id else DRAM
-            outcomes = np.full(transfer.num_blocks, outcome, np.uint8)
-            completions.append(
-                Completion(transfer.job_id, orders.epoch, Rank(), hop, outcomes, last=True)
-            )
-        self.connector.reported(WorkerReport(tuple(completions)))
-
-    def store(self, num_blocks: int, name: str = "p") -> None:
-        """Compute a prompt of whole blocks in one step."""
-        self.connector.arrived("first", self.hashes(num_blocks, name))
-        self.answer(self.step({"first": num_blocks * self.block_size}))
-        self.connector.finished("first", ([],))
 
 
 # -- admission and lookup -----------------------------------------------------------------
@@ -257,77 +201,6 @@ def test_a_request_preempted_after_a_failed_load_offers_nothing_false():
     told.answer(orders, Outcome.FAILED)
     told.answer(told.step(preempted=("r",)))
     assert told.connector.controller.dram.num_entries == 0
-
-
-# -- what is kept ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("execution", list(Execution))
-@pytest.mark.parametrize("num_draft_tokens", [0, 3])
-def test_a_chunked_prompt_is_stored_without_holes(execution, num_draft_tokens):
-    """R85: chunks of 5 tokens over blocks of 4, drafts that are held back and rejected."""
-    settings = EngineSettings(
-        num_blocks=60, max_step_tokens=5, execution=execution, num_draft_tokens=num_draft_tokens
-    )
-    engine = fake(Setup(engine=settings, num_slots=200, options=ALWAYS))
-    request = engine.generate(prompt_of(1, 44), max_tokens=8)
-    engine.step()
-    entries = list(engine.connector.controller.dram.entries())
-    num_full = (request.num_tokens - 1) // 4
-    assert len(entries) >= num_full - 1  # the last one's key may have come with the end
-    assert sum(entry.parent_key is None for entry in entries) == 1
-    keys = {entry.key for entry in entries}
-    assert all(entry.parent_key in keys for entry in entries if entry.parent_key is not None)
-
-
-def test_a_tail_that_was_lost_meanwhile_is_offered_again_at_the_end():
-    """A running request's last blocks made room for others; its end is the last chance."""
-    told = Told(num_slots=4)
-    told.connector.arrived("r", told.hashes(3))
-    told.answer(told.step({"r": 48}))
-    told.connector.arrived("other", told.hashes(3, "q"))
-    told.answer(told.step({"r": 49, "other": 48}))
-    assert told.connector.reloadable("new", told.hashes(3), 49, 0).num_tokens == 16
-    told.connector.finished("r", ([100, 101, 102],))
-    (order,) = told.step().before
-    assert order.block_ids.tolist() == [101, 102]
-
-
-def test_what_was_computed_before_a_reset_is_not_stored_after_it():
-    """The weights may have changed: a running request goes on, but is nobody else's."""
-    told = Told()
-    told.connector.arrived("r", told.hashes(2))
-    told.answer(told.step({"r": 32}))
-    told.connector.reset()
-    hashes = told.hashes(3)
-    told.connector.arrived("r", hashes)
-    orders = told.step({"r": 48})
-    assert not orders.after
-    told.connector.finished("r", ([1, 2, 3],))
-    assert not told.step().before
-    told.connector.arrived("new", hashes)
-    assert told.step({"new": 48}).after[0].num_blocks == 3
-
-
-def test_a_preempted_request_is_stored_again_after_a_reset():
-    """It starts from nothing, with the weights of now."""
-    told = Told()
-    told.connector.arrived("r", told.hashes(2))
-    told.answer(told.step({"r": 32}))
-    told.connector.reset()
-    told.step(preempted=("r",))
-    assert told.step({"r": 32}).after[0].num_blocks == 2
-
-
-def test_keys_follow_hashes_that_the_engine_replaced():
-    """A streaming session drops its last token: the hashes of a block change under its key."""
-    told = Told()
-    hashes = told.hashes(3)
-    told.connector.arrived("r", hashes)
-    told.answer(told.step({"r": 40}))  # two blocks computed, the hash of the third is known
-    hashes[2:] = told.hashes(2, "other")
-    (order,) = told.step({"r": 64}).after
-    assert [key[:32] for key in order.block_keys()] == told.hashes(2, "other")
 
 
 def test_hits_never_outgrow_lookups_over_preemptions():

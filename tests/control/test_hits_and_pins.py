@@ -1,11 +1,10 @@
-"""Between a hit and its load: pins, eviction, ranks that disagree, promises that are kept."""
+"""Between a hit and its load: pins, eviction, ranks that disagree, blocks that do not come."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from kvtiers.control.settings import StoreSettings
 from kvtiers.control.tier import Residence
 from kvtiers.model.errors import ProtocolError
 from kvtiers.model.messages import HBM, Completion, Presence
@@ -172,150 +171,6 @@ def test_forks_lose_their_twigs_first():
     assert resident(scene, A[:2]) == [0, 1]
 
 
-def test_a_small_slab_reloads_a_long_prompt_for_two_at_once():
-    """R29: 60 blocks below, 4 slots; what is promised comes."""
-    scene = Scene(dram(4, DISK))
-    long = chain("long", 60)
-    for rank in scene.ranks:
-        for key in long:
-            rank.stores["disk"].put((0, rank.rank, key))
-    tier = scene.controller.stores[0]
-    for key, parent in zip(long, [None, *long], strict=False):
-        tier.commit(tier.reserve(key, parent))
-    for request in "ab":
-        assert scene.hits(long, request=request) == 60
-        scene.load(long, request=request)
-    assert [(done.num_loaded, done.num_failed) for done in scene.settle()] == [(60, 0)] * 2
-
-
-def test_a_promise_leaves_room_to_stage():
-    """R29: DRAM is full of the prompt's own head; the tail below could land nowhere."""
-    scene = Scene(dram(2, DISK))
-    scene.offload(B[:2])
-    tier = scene.controller.stores[0]
-    for key in B[:2]:
-        tier.doom(tier.get(key))
-    scene.step()  # the disk has lost them, so that they can only be read from DRAM
-    for rank in scene.ranks:
-        rank.stores["disk"].put((0, rank.rank, B[2]))
-    tier.commit(tier.reserve(B[2], B[1]))
-    assert scene.hits(B[:3]) == 2
-
-
-def test_what_lies_below_too_makes_room_to_stage():
-    """DRAM is full of the prompt's own head, which can be read from below as well."""
-    scene = Scene(dram(2, DISK))
-    scene.offload(B[:2])
-    scene.offload(B[:4])
-    scene.load(B[:2], request="warm")  # brings the head back to DRAM
-    scene.settle()
-    assert scene.hits(B[:4]) == 4
-    scene.load(B[:4])
-    (load,) = scene.settle()
-    assert (load.num_loaded, load.num_failed) == (4, 0)
-
-
-def test_a_job_that_waits_for_nobody_goes_without_a_window():
-    """R29: every slot is held by jobs that wait for each other; the first one gives up its tail
-    at once, not after the deadline."""
-    scene = Scene(dram(2, DISK))
-    scene.offload(A[:2])
-    scene.offload(B[:2])
-    held = [scene.controller.dram.get(key) for key in B[:2]]
-    for entry in held:  # somebody else's pins, as a defect or a plugin might leave them
-        scene.controller.dram.pin(entry)
-    scene.load(A[:2])
-    (order,) = reloads(scene.controller.take_orders(0, (), 0.0))
-    assert order.sources.tolist() == [0, 0]
-    assert order.slots.tolist() == [-1, -1]
-
-
-def on_disk(scene: Scene, keys: list) -> None:
-    """Put blocks into the disk's tier and every rank's store, and nowhere else."""
-    tier = scene.controller.stores[0]
-    for key, parent in zip(keys, [None, *keys], strict=False):
-        tier.commit(tier.reserve(key, parent))
-        for rank in scene.ranks:
-            rank.stores["disk"].put((0, rank.rank, key))
-
-
-def test_a_load_waits_for_blocks_that_another_waiting_load_will_bring():
-    """Else it would read slots that nobody has filled: first come, first served."""
-    scene = Scene(dram(4, DISK))
-    scene.offload(chain("x", 2))
-    on_disk(scene, A)
-    scene.load(A, request="stages")  # two blocks have slots, the third needs a window
-    scene.load(chain("x", 2), request="ready")
-    (ready,) = reloads(scene.step())
-    scene.load(A[:2], request="depends")
-    assert reloads(scene.step()) == []
-    scene.answer(ready.job_id)
-    assert [order.request_id for order in reloads(scene.step())] == ["stages", "depends"]
-    assert [done.num_failed for done in scene.settle()] == [0, 0]
-
-
-def test_a_load_of_what_is_there_overtakes_one_that_waits_for_a_window():
-    scene = Scene(dram(4, DISK))
-    scene.offload(chain("x", 2))
-    on_disk(scene, A)
-    scene.load(A, request="stages")
-    scene.load(chain("x", 2), request="ready")
-    assert [order.request_id for order in reloads(scene.step())] == ["ready"]
-    assert [done.num_failed for done in scene.settle()] == [0, 0]
-
-
-def test_a_load_that_the_next_step_reads_is_sent_whatever_it_waits_for():
-    """Else the forward pass would run on blocks that nobody is bringing."""
-    scene = Scene(dram(4, DISK))
-    scene.offload(chain("x", 2))
-    on_disk(scene, A)
-    scene.load(A, request="stages")
-    scene.load(chain("x", 2), request="ready")
-    scene.step()
-    urgent = scene.load(A[:2], request="urgent")
-    orders = scene.controller.take_orders(0, (urgent,), scene.now)
-    assert [order.job_id for order in reloads(orders)] == [urgent]
-
-
-def test_written_blocks_leave_until_dram_is_at_its_low_water():
-    """Write-back: 10 slots, high water 7, low 4; what is on disk makes room, tail first."""
-    back = StoreSettings("disk", 64, "back")
-    scene = Scene(dram(10, back, high_watermark=0.7, low_watermark=0.4))
-    scene.offload(B[:8])
-    scene.settle()
-    assert resident(scene, B) == [0, 1, 2, 3]
-    assert scene.hits(B[:8]) == 8
-
-
-def test_blocks_whose_write_failed_stay():
-    back = StoreSettings("disk", 64, "back")
-    scene = Scene(dram(10, back, high_watermark=0.7, low_watermark=0.4))
-    scene.offload(B[:8], settle=False)
-    (offload,) = scene.step().after
-    scene.answer(offload.job_id)
-    (demote,) = scene.step().before
-    assert demote.block_keys() == B[7:3:-1]
-    scene.answer(demote.job_id, {0: Outcome.FAILED})
-    assert resident(scene, B) == [0, 1, 2, 3, 7]  # 4 to 6 lie below: no hole before 7
-
-
-def test_a_fork_is_not_demoted_past_its_other_branch():
-    """The shared head has a child that stays."""
-    back = StoreSettings("disk", 64, "back")
-    scene = Scene(dram(10, back, high_watermark=0.5, low_watermark=0.1))
-    left, right = [*A[:2], *chain("l", 2)], [*A[:2], *chain("r", 2)]
-    scene.offload(left, settle=False)
-    (first,) = scene.step().after
-    scene.offload(right, settle=False)
-    (second,) = scene.step().after
-    scene.answer(first.job_id)
-    entry = scene.controller.dram.get(right[3])
-    demote = scene.controller.take_orders(0, (), 0.0).before
-    assert entry.residence.value == "reserved"
-    assert [key for order in demote for key in order.block_keys()] == left[3:1:-1]
-    assert scene.ranks[0].answerable() == [second.job_id]
-
-
 def test_only_what_hbm_lacks_is_read():
     """R31: local 2 blocks of 10."""
     scene = Scene(dram(16))
@@ -381,18 +236,6 @@ def test_ranks_forget_what_only_some_of_them_stored():
     (forget,) = scene.step().forgets
     assert set(forget.block_keys()) == set(A[:2])
     assert {key for _, _, key in scene.ranks[0].stores["disk"].frames} == {A[2]}
-
-
-def test_demotions_under_way_are_not_started_twice():
-    """A slow disk: 10 slots, high water 7, low 4; three steps before the first answer."""
-    back = StoreSettings("disk", 64, "back")
-    scene = Scene(dram(10, back, high_watermark=0.7, low_watermark=0.4))
-    scene.offload(B[:4], settle=False)
-    scene.offload(C[:4], settle=False)
-    (order,) = scene.step().after
-    scene.answer(order.job_id)
-    demoted = [t.block_keys() for _ in range(3) for t in scene.step().before]
-    assert demoted == [B[3::-1]]
 
 
 def test_window_groups_need_only_what_attention_sees():

@@ -81,3 +81,14 @@ class Box:
 
     def _frames(self, numbers: Iterable[int]) -> list[FrameRef]:
         return [FrameRef(key_of(number), slot, NBYTES) for slot, number in enumerate(numbers)]
+
+
+def fill(path: Path, *numbers: int, clean: bool = True, **more: object) -> None:
+    """Leave frames in a store, as a process that closes it or that is killed does."""
+    box = Box(settings_of(path, **more))
+    assert box.put(*numbers) == [Outcome.OK] * len(numbers)
+    if not clean:
+        state = (path / "state.json").read_bytes()
+    box.close()
+    if not clean:
+        (path / "state.json").write_bytes(state)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,6 @@ from hypothesis import strategies as st
 from kvtiers.data import copier_torch
 from kvtiers.data.copier import CopyBatch, Direction, Marker, Ticket
 from kvtiers.data.copier_torch import TorchCopier
-from kvtiers.data.copier_torch_pin import TorchRegistrar
 from kvtiers.data.slab import Slab
 from kvtiers.model.errors import LayoutError, ProtocolError
 from kvtiers.model.frame import FrameFormat, slot_nbytes_for
@@ -353,50 +350,6 @@ def test_allocations_may_begin_anywhere_in_their_storage() -> None:
     np.testing.assert_array_equal(
         np.frombuffer(slab.view(2), np.uint8)[start : start + len(expected)], expected
     )
-
-
-class FakeCudart:
-    """The runtime's calls that page-lock; the range named ``refused`` is refused."""
-
-    cudaError = SimpleNamespace(success=0)  # noqa: N815
-
-    def __init__(self, refused: int = 0) -> None:
-        self.refused = refused
-        self.held: dict[int, int] = {}
-
-    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
-        if address == self.refused or address in self.held:
-            return 712
-        self.held[address] = nbytes
-        return 0
-
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        return 0 if self.held.pop(address, 0) else 713
-
-    def cudaGetErrorString(self, code: int) -> str:  # noqa: N802
-        return {712: "part or all is already mapped", 713: "not mapped"}[code]
-
-
-def registrar(cudart: FakeCudart) -> TorchRegistrar:
-    cuda = SimpleNamespace(cudart=lambda: cudart, device=lambda device: nullcontext())
-    return TorchRegistrar("cpu", cuda)
-
-
-def test_a_slab_is_page_locked_through_the_runtime() -> None:
-    cudart = FakeCudart()
-    slab = Slab(2, 4096, pin="on", registrar=registrar(cudart))
-    assert slab.pinned
-    assert cudart.held == {slab.address: 8192}
-    slab.close()
-    assert not cudart.held
-
-
-def test_what_the_runtime_refuses_is_an_oserror_with_its_reason() -> None:
-    locking = registrar(FakeCudart(refused=4096))
-    with pytest.raises(OSError, match="cudaHostRegister: part or all is already mapped"):
-        locking.register(4096, 4096)
-    with pytest.raises(OSError, match="cudaHostUnregister: not mapped"):
-        locking.unregister(4096)
 
 
 @pytest.mark.parametrize("direction", Direction)

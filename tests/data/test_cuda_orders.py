@@ -161,7 +161,7 @@ def test_without_any_one_event_some_order_is_wrong(route: Route, held: bool) -> 
         *(("record", n) for n in range(num_records) if never_wrong(route, held, forget_record=n)),
     ]
     # A buffer's second use needs to know that the first is over, and this scene has none: see
-    # test_copier_cuda.py for that.
+    # test_copier_cuda_order.py for that.
     emptied = [("record", 3), ("record", 8)] if route is Route.STAGED else []
     assert needless == emptied
 

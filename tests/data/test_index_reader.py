@@ -22,6 +22,7 @@ from kvtiers.data.store import FrameRef
 from kvtiers.model.keys import BlockKey, Rank, block_key, pack_keys
 from kvtiers.model.messages import Lookup, Presence
 from kvtiers.model.outcome import Outcome
+from kvtiers.testing.late_index import HANGS, LateInventory
 
 FINGERPRINT = bytes(range(32))
 RANKS = [Rank(tensor=0), Rank(tensor=1)]
@@ -162,6 +163,30 @@ def test_lookup_that_takes_too_long_is_answered_absent(tmp_path: Path) -> None:
     assert np.concatenate([answer.present for answer in found])[PIECE_KEYS:].sum() == 0
     REGISTRY.release(env)
     engine.close()
+
+
+def test_late_answer_is_true_and_says_how_late_it_is() -> None:
+    spaces = [KeySpace(FINGERPRINT, rank) for rank in RANKS]
+    of_ranks = [space.name(block(1))[:8] for space in spaces]
+    late = LateInventory(of_ranks, 0.2)
+    reader = IndexReader({}, spaces, inventories={NAME: late}, lookup_seconds=60.0)
+    reader.ask(lookup(1, 2))
+    (answer,) = collect(reader, 2)
+    assert answer.present.tolist() == [1, 0]
+    assert 0.2 <= answer.seconds < 10.0
+    reader.close()
+
+
+@pytest.mark.alone
+def test_close_leaves_a_lookup_behind_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    hung = LateInventory([b""], HANGS)
+    reader = IndexReader({}, [KeySpace(FINGERPRINT, RANKS[0])], inventories={NAME: hung})
+    reader.ask(lookup(1))
+    started = time.monotonic()
+    reader.close()
+    assert time.monotonic() - started < 5.0
+    assert "shared: a lookup does not end" in caplog.text
+    hung.release()
 
 
 @pytest.mark.alone

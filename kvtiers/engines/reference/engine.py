@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from kvtiers.engines.reference.block_pool import BlockPool
@@ -36,7 +35,7 @@ class Engine:
         self._outputs = Outputs(settings, self.pool, self._tiers)
         self._thrash = ThrashDetector(has_tiers=self._tiers.there)
         self._requests: dict[str, Request] = {}
-        self._loads: dict[str, tuple[Request, TokenSequence]] = {}
+        self._loads: dict[str, Request] = {}  # by the sequence whose load is under way
         self._over: list[Served] = []  # and not told yet
         self._num_steps = 0
 
@@ -53,13 +52,13 @@ class Engine:
     @property
     def gauges(self) -> Gauges:
         """How the engine stands."""
-        scheduler = self.scheduler
+        scheduler, queue = self.scheduler, self.scheduler.queue
         return Gauges(
             kv_use=self.pool.use,
-            num_waiting=len(scheduler.queue) - scheduler.num_swapped,
+            num_waiting=len(queue) - queue.num_swapped,
             num_running=len(scheduler.running),
             num_loading=len([it for it in scheduler.running if it.loading]) if self._loads else 0,
-            num_swapped=scheduler.num_swapped,
+            num_swapped=queue.num_swapped,
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
         )
@@ -71,7 +70,7 @@ class Engine:
 
     def holders(self) -> list[Request]:
         """Return who holds blocks: running requests, and aborted ones that a load still writes."""
-        loading = {id(request): request for request, _ in self._loads.values()}
+        loading = {id(request): request for request in self._loads.values()}
         running = {id(request): request for request in self.scheduler.running}
         return list((running | loading).values())
 
@@ -100,7 +99,7 @@ class Engine:
             return
         self.scheduler.leave(request)
         for sequence in request.live:
-            self._tiers.finished(sequence, keeps=not request.loading)
+            self._tiers.finished(sequence)
         if not request.loading:  # else a load still writes its blocks
             self.scheduler.release(request)
         self._over.append(self._outputs.served(request, FinishReason.ABORTED, self.now))
@@ -154,9 +153,9 @@ class Engine:
         """
         for request in reversed(list(self.scheduler.running)):
             if request.loading:  # its load is told off, and it begins anew once that has ended
-                request.void = True
+                self._outputs.void(request)
             else:
-                self.scheduler.preempt(request, may_swap=False)
+                self.scheduler.restart(request)
         self.pool.forget_all()
         connector = self.runner.connector
         return connector is None or connector.reset()
@@ -171,6 +170,10 @@ class Engine:
         settings, name = self.settings, request.request_id
         if name in self._requests:
             raise ConfigError(f"a request {name!r} is here already; ids must be unique")
+        if any(request.request_id == name for request in self._loads.values()):
+            raise ConfigError(
+                f"a request {name!r} was aborted, and its load still runs; ids must be unique"
+            )
         num_tokens = request.num_prompt_tokens + request.max_tokens
         if num_tokens > settings.max_model_len:
             raise CapacityError(
@@ -204,26 +207,17 @@ class Engine:
             request.num_local_tokens = head.num_computed - request.num_reloaded_tokens
         for sequence in request.live:
             if sequence.sequence_id in request.loading:
-                self._loads[sequence.sequence_id] = (request, sequence)
+                self._loads[sequence.sequence_id] = request
 
     def _settle_loads(self, schedule: Schedule, result: StepResult) -> None:
         """Keep of what was loaded what came before the first failed block."""
         failed = result.loaded.failed_blocks
         for name in result.loaded.request_ids:
-            request, sequence = self._loads.pop(name)
+            request = self._loads.pop(name)
             request.loading.discard(name)
-            if request.state is State.FINISHED:
-                if not request.loading:
-                    self.scheduler.release(request)
-                continue
-            if request.void:
-                self._outputs.void(request)
-            if not request.loading:
-                request.void = False
-        if not failed:
-            return
-        affected: Sequence[Request] = self.scheduler.running
-        for request in affected:
+            if request.state is State.FINISHED and not request.loading:
+                self.scheduler.release(request)
+        for request in self.scheduler.running if failed else ():
             for sequence in request.live:
                 self._outputs.lose(request, sequence, failed, schedule)
 

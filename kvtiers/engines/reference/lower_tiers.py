@@ -93,16 +93,12 @@ class LowerTiers:
             self._connector.finished(sequence.sequence_id, ())
             self._connector.arrived(sequence.sequence_id, sequence.hashes)
 
-    def finished(self, sequence: TokenSequence, *, keeps: bool) -> None:
-        """Note the end of a sequence, before its blocks are freed.
-
-        Args:
-            keeps: whether its KV is true, and may be kept below.
-        """
+    def finished(self, sequence: TokenSequence) -> None:
+        """Note the end of a sequence, before its blocks are freed; what of it was told to be
+        computed may be kept below."""
         if self._connector is not None:
-            table = [self.table(sequence)] if keeps else []
             self._connector.controller.outlook.returned(sequence.sequence_id)
-            self._connector.finished(sequence.sequence_id, table)
+            self._connector.finished(sequence.sequence_id, [self.table(sequence)])
 
     def will_write(self, block_ids: Sequence[int]) -> None:
         """Note engine blocks whose content changes: whoever still copies them comes first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from kvtiers.connector.build import slots_for
 from kvtiers.connector.scheduler import SchedulerConnector
@@ -80,12 +80,11 @@ class ModelledMachine:
         dtype: str = "bf16",
         kv_element_nbytes: float = 2,
         num_ranks: int = 1,
-        **more: Any,
     ) -> ModelledMachine:
         """Return a machine of the catalogue.
 
         Args:
-            stores: by the tier's name. more: other attributes.
+            stores: by the tier's name.
         """
         per_copy = hardware.seconds_per_copy.value
         host = LinkSeed(per_copy, per_copy, hardware.host_bandwidth.value)
@@ -101,7 +100,6 @@ class ModelledMachine:
             kv_nbytes_per_token=model.kv_nbytes_per_token(kv_element_nbytes, num_ranks),
             links=links,
             num_ranks=num_ranks,
-            **more,
         )
 
     def step_model(self) -> StepModel:

@@ -199,7 +199,6 @@ class Outputs:
         taken.first_tokens.append(request.request_id)
         others = [self._fork(request, sequence, idx) for idx in range(1, request.new.num_sequences)]
         for each, token in zip((sequence, *others), tokens, strict=True):
-            each.last_token_at = now
             self._append(taken, request, each, [token], now)
 
     def _append(
@@ -256,7 +255,7 @@ class Outputs:
         """End the sequences that are over, and the request with its last one."""
         for sequence in request.sequences:
             if sequence.over and sequence.block_ids:
-                self._tiers.finished(sequence, keeps=True)
+                self._tiers.finished(sequence)
                 self._pool.free(sequence.block_ids)
                 sequence.lose_blocks()
         if all(sequence.over for sequence in request.sequences):

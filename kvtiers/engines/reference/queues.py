@@ -15,10 +15,14 @@ class RequestQueue:
 
     Of those that gave way the last one comes back first, whether it was swapped or is computed
     again: it is the oldest. By priority, swapped ones still precede all that hold nothing below.
+
+    Attributes:
+        num_swapped: of those in it, requests whose blocks went to a lower tier.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._by_priority = policy is Policy.PRIORITY
+        self.num_swapped = 0
         self._rows: list[tuple[float, int, Request]] = []
         self._next_last = 0
         self._next_first = -1
@@ -46,9 +50,11 @@ class RequestQueue:
         """Take a request out."""
         idx = next(i for i, (_, _, found) in enumerate(self._rows) if found is request)
         del self._rows[idx]
+        self.num_swapped -= request.state is State.SWAPPED
 
     def _insert(self, request: Request, place: int) -> None:
         rank: float = 0
         if self._by_priority:
             rank = -math.inf if request.state is State.SWAPPED else request.new.priority
         insort(self._rows, (rank, place, request), key=lambda row: row[:2])
+        self.num_swapped += request.state is State.SWAPPED

@@ -73,6 +73,7 @@ class TokenSequence:
         hash_tokens: tokens of a hashed block. hashes: of the full blocks of its known tokens.
         token_ids: None where tokens have no ids. num_known: tokens, prompt and output.
         num_most: known tokens with which it ends.
+        names: hashes of full blocks where tokens have no ids; see `NewRequest.block_hashes`.
         num_computed: leading tokens whose KV is in `block_ids`, or is being loaded there.
         num_hashed: leading hashes that were offered to the prefix cache.
         num_named: leading runs of `block_ids` that kvtiers knows by name. num_told: leading
@@ -121,7 +122,6 @@ class TokenSequence:
             self.num_most,
             num_computed=num_prompt_tokens,
             num_hashed=self.num_hashed,
-            num_ever_computed=num_prompt_tokens,
         )
 
     @property
@@ -168,15 +168,13 @@ class TokenSequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request on its way, and what it has cost.
+    """A request on its way, and what it has cost: its times and counts are those of `Served`.
 
     Attributes:
         order: of its admission; the last one gives way first.
         sequences: one until the prompt is computed, then all of the group.
         spare_block_ids: for the blocks that the group's sequences cannot share.
         loading: ids of its sequences whose load runs between steps.
-        void: whether what it has loaded or found is of before a reset.
-        tokens: of all its output, by the sequence; see `Served` for the counts.
     """
 
     new: NewRequest
@@ -185,7 +183,6 @@ class Request:
     order: int = -1
     spare_block_ids: list[int] = field(default_factory=list)
     loading: set[str] = field(default_factory=set)
-    void: bool = False
     admitted_at: float | None = None
     first_token_at: float | None = None
     num_local_tokens: int = 0

@@ -66,7 +66,6 @@ class Scheduler:
         self.settings = settings
         self.pool = pool
         self.queue = RequestQueue(settings.policy)  # waiting and swapped requests
-        self.num_swapped = 0  # of those in the queue
         self.running: list[Request] = []  # in the order of their admission
         self.num_preemptions = 0
         self.num_swaps = 0
@@ -87,24 +86,22 @@ class Scheduler:
             self._admit(step)
         return step
 
-    def preempt(self, request: Request, *, may_swap: bool = True) -> None:
-        """Take a running request's blocks away, and queue it in front of others."""
-        swap = may_swap and self._tiers.swap_pays(request, self._around(request))
-        self.running.remove(request)
-        self._away[request.request_id] = self.pool.num_taken
-        self.num_preemptions += 1
-        if swap:
-            self._tiers.swapped(request)
-            request.num_swaps += 1
-            self.num_swaps += 1
-        else:
-            request.num_recomputes += 1
-            for sequence in request.live:
-                self._tiers.dropped(sequence)
-        self.release(request)
-        request.state = State.SWAPPED if swap else State.WAITING
-        self.num_swapped += swap
-        self.queue.put_back(request)
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks away: they are copied down, or it begins again."""
+        if not self._tiers.swap_pays(request, self._around(request)):
+            self.restart(request)
+            return
+        self._tiers.swapped(request)
+        request.num_swaps += 1
+        self.num_swaps += 1
+        self._give_way(request, State.SWAPPED)
+
+    def restart(self, request: Request) -> None:
+        """Take a running request's blocks away; what they hold is computed again."""
+        request.num_recomputes += 1
+        for sequence in request.live:
+            self._tiers.dropped(sequence)
+        self._give_way(request, State.WAITING)
 
     def release(self, request: Request) -> None:
         """Free all blocks of a request."""
@@ -128,13 +125,23 @@ class Scheduler:
 
     # -- who runs ---------------------------------------------------------------------
 
+    def _give_way(self, request: Request, state: State) -> None:
+        """Free a victim's blocks, and queue it in front of others."""
+        self.running.remove(request)
+        self._away[request.request_id] = self.pool.num_taken
+        self.num_preemptions += 1
+        self.release(request)
+        request.state = state
+        self.queue.put_back(request)
+
     def _schedule_running(self, step: Schedule) -> None:
-        """Schedule the decodes of those that run, and then their prefills."""
+        """Schedule the decodes of those that run, for which a budget is enough, and then their
+        prefills."""
         size, guesses = self.settings.block_size, self.settings.num_speculative_tokens
         prefills = []
         for request in self.running.copy():
             for sequence in request.live:
-                if request.state is not State.RUNNING or request.loading or step.budget <= 0:
+                if request.state is not State.RUNNING or request.loading:
                     break
                 num_computed = sequence.num_computed
                 if sequence.num_known - num_computed > 1:
@@ -150,7 +157,7 @@ class Scheduler:
     def _decode(self, step: Schedule, request: Request, sequence: TokenSequence) -> None:
         """Give a sequence its next token, and those that are tried beyond it."""
         pool, table = self.pool, sequence.block_ids
-        num = min(self._num_tried(request, sequence), step.budget)
+        num = self._num_tried(request, sequence)
         missing = self.settings.blocks_for(sequence.num_computed + num) - len(table)
         if missing > pool.num_free and num > 1:  # rather than that somebody gives way for a guess
             num = 1
@@ -239,7 +246,6 @@ class Scheduler:
 
     def _dequeue(self, request: Request) -> None:
         self.queue.remove(request)
-        self.num_swapped -= request.state is State.SWAPPED
         self._away.pop(request.request_id, None)
 
     def _try(self, request: Request, step: Schedule, over: set[str]) -> _Verdict:

@@ -1,6 +1,8 @@
 """Engines on paper for tests: a small machine whose links and steps have round numbers."""
 
+import itertools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from kvtiers.cost.links import LinkSeed
@@ -14,6 +16,9 @@ from kvtiers.model.config import parse_mapping
 SHAPE = ModelShape(num_layers=4, num_query_heads=4, head_size=16, linear_params=500_000_000)
 SPEED = PrefillSpeed(0.005, 1e12)
 KV_NBYTES = 1024
+STORES = ("memory", "nvme", "lmdb")
+WAYS = [f"{name}>dram" for name in ("hbm", *STORES)] + [f"dram>{name}" for name in ("hbm", *STORES)]
+SLOW = {"links": dict.fromkeys(WAYS, LinkSeed(0.05, 1e-3, 1e8))}  # loads take several steps
 NOWHERE = Path(tempfile.gettempdir()) / "kvtiers-of-no-engine"
 
 
@@ -21,7 +26,7 @@ def machine_of(**more):
     fast = LinkSeed(1e-4, 1e-6, 1e9)
     slow = LinkSeed(1e-3, 1e-5, 1e8)
     links = {"hbm>dram": fast, "dram>hbm": fast}
-    for name in ("memory", "nvme", "lmdb"):
+    for name in STORES:
         links |= {f"{name}>dram": slow, f"dram>{name}": slow}
     return ModelledMachine(
         **{
@@ -108,3 +113,15 @@ def run(engine, max_steps=5000):
         reports.append(engine.step())
         assert len(reports) < max_steps, engine.gauges
     return reports
+
+
+def counting(engine):
+    """Number the tokens that a virtual model generates: 1, 2, 3, ..."""
+    num, run_step = itertools.count(1), engine.runner.run
+
+    def numbered(work, orders):
+        result = run_step(work, orders)
+        tokens = {name: [next(num) for _ in got] for name, got in result.tokens.items()}
+        return replace(result, tokens=tokens)
+
+    engine.runner.run = numbered

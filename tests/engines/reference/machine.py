@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvtiers.connector.step import Reload
+from kvtiers.cost.preempt import PreemptMode
 from kvtiers.engines.reference.requests import State
 from kvtiers.engines.reference.settings import Policy
 from kvtiers.model.errors import CapacityError
@@ -16,6 +17,30 @@ from kvtiers.model.outcome import Outcome
 # Of steps that a request waits at most, for each request that is there: enough for all of them
 # one after another, computed again after every preemption.
 STEPS_PER_REQUEST = 300
+KNOBS = st.fixed_dictionaries(
+    {
+        "num_blocks": st.sampled_from([17, 21, 30, 90]),
+        "policy": st.sampled_from(Policy),
+        "preemption": st.sampled_from(PreemptMode),
+        "num_speculative_tokens": st.sampled_from([0, 0, 2]),
+        "tenant_share": st.sampled_from([1.0, 0.5]),
+        "long_prefill_threshold": st.sampled_from([0, 7]),
+        "max_num_batched_tokens": st.sampled_from([18, 64]),
+        "prefix_caching": st.sampled_from([True, True, False]),
+        "watermark": st.sampled_from([0.0, 0.05]),
+    }
+)
+REQUESTS = st.fixed_dictionaries(
+    {
+        "content": st.integers(0, 2),
+        "num_prompt": st.integers(1, 40),
+        "max_tokens": st.integers(1, 24),
+        "num_sequences": st.sampled_from([1, 1, 1, 3]),
+        "tenant": st.sampled_from("ab"),
+        "priority": st.integers(0, 2),
+    }
+)
+SELDOM = st.sampled_from([False, False, False, True])
 MOODS = ("late", "some", "nothing", "all")
 
 
@@ -82,15 +107,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     # -- what users do ----------------------------------------------------------------
 
-    @rule(
-        content=st.integers(0, 2),
-        num_prompt=st.integers(1, 50),
-        max_tokens=st.integers(1, 14),
-        num_sequences=st.sampled_from([1, 1, 1, 3]),
-        tenant=st.sampled_from("ab"),
-        priority=st.integers(0, 2),
-    )
-    def add(self, content, num_prompt, max_tokens, num_sequences, tenant, priority):
+    @rule(rows=st.lists(REQUESTS, min_size=1, max_size=5))
+    def add(self, rows):
+        for row in rows:
+            self._add(**row)
+
+    def _add(self, content, num_prompt, max_tokens, num_sequences, tenant, priority):
         self.num_added += 1
         request = self.make_request(
             f"r{self.num_added}",
@@ -107,20 +129,28 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.expected[request.request_id] = request
 
-    @rule(num=st.sampled_from([1, 1, 4]))
+    @rule(num=st.sampled_from([1, 1, 4, 9]))
     def step(self, num):
         for _ in range(num):
             self._step()
 
-    @rule(data=st.data())
-    def abort(self, data):
-        if self.live():
-            self.engine.abort(data.draw(st.sampled_from(self.live())))
+    @rule(now=SELDOM, idx=st.integers(0, 20))
+    def abort(self, now, idx):
+        if now and idx < len(self.live()):
+            self.engine.abort(self.live()[idx])
 
-    @rule()
-    def reset(self):
-        assert self.engine.reset()
-        assert self.engine.pool.num_cached == 0
+    @rule(idx=st.integers(0, 5))
+    def preempt(self, idx):
+        """As where memory ran out, at any point of a request's life."""
+        victims = [it for it in self.engine.scheduler.running if not it.loading]
+        if idx < len(victims):
+            self.engine.scheduler.preempt(victims[idx])
+
+    @rule(now=SELDOM)
+    def reset(self, now):
+        if now:
+            assert self.engine.reset()
+            assert self.engine.pool.num_cached == 0
 
     @rule()
     def wait(self):
@@ -134,14 +164,19 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _step(self):
         engine = self.engine
+        decoding = [it for it in engine.scheduler.running if not it.loading and self._decodes(it)]
         report = engine.step(idle_until=engine.now + 1.0)
         knobs = engine.settings
         assert sum(report.num_tokens.values()) <= knobs.max_num_batched_tokens
+        assert all(report.num_tokens.values()), "a sequence was given no token"
+        given = {*report.num_tokens, *report.preempted}
+        assert {it.request_id for it in decoding} <= given, "each that runs gets its next token"
         if report.admitted or report.resumed:
             # What finished in the step has only made room since.
             assert engine.pool.num_free >= knobs.watermark_blocks
         assert set(report.swapped) <= set(report.preempted)
         assert not (report.preempted and (report.admitted or report.resumed))
+        assert not set(report.preempted) & set(report.num_tokens), "computed without blocks"
         for served in report.finished:
             name = served.request_id
             assert name not in self.served, "finished twice"
@@ -149,6 +184,10 @@ class EngineMachine(RuleBasedStateMachine):
             self._check_counts(self.expected[name], served)
             self.check_served(self.expected[name], served)
         self.first_admitted += [name for name in report.admitted if name not in self.first_admitted]
+
+    @staticmethod
+    def _decodes(request):
+        return any(sequence.num_missing == 1 for sequence in request.live)
 
     # -- what is always true ----------------------------------------------------------
 

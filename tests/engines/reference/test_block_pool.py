@@ -1,6 +1,7 @@
 """The block pool keeps what it can of the past, and forgets the right thing first."""
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -91,3 +92,28 @@ def test_the_longest_free_leave_first_however_often_hits_took_them_out():
                 pool.free(blocks)
                 free += reversed(blocks)
         assert pool.num_free == len(free)
+
+
+def test_of_what_others_hold_too_the_tail_leaves_first_once_all_let_go():
+    pool = BlockPool(3)
+    blocks = pool.take(3)
+    pool.hold(blocks[:1])
+    pool.free(blocks)
+    assert pool.take(2) == [blocks[2], blocks[1]]
+
+
+def test_hits_that_come_and_go_take_no_memory():
+    pool = BlockPool(4)
+    pool.free(pool.take(4))
+
+    def hit(num):
+        for _ in range(num):
+            pool.hold([2])
+            pool.free([2])
+
+    hit(100)
+    tracemalloc.start()
+    hit(10_000)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 10_000

@@ -8,7 +8,7 @@ from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.worker import WorkerConnector
 from kvtiers.cost.preempt import PreemptMode
 from kvtiers.engines.reference import connect
-from kvtiers.engines.reference.runner import ReferenceRunner, RunnerSettings
+from kvtiers.engines.reference.one_request import OneRequestEngine, OneRequestSettings
 from kvtiers.engines.reference.torch_runner import torch_engine
 from kvtiers.model.errors import ProtocolError
 
@@ -113,7 +113,7 @@ def test_a_side_that_cannot_be_closed_does_not_keep_the_other_open(monkeypatch, 
     if make == "engine":
         made = torch_engine(MODEL, settings_of(24), config)
     else:
-        made = ReferenceRunner(MODEL, RunnerSettings(24, 4), config)
+        made = OneRequestEngine(MODEL, OneRequestSettings(24, 4), config)
     with pytest.raises(ProtocolError, match="it does not close"):
         made.close()
     assert closed == [WorkerConnector, SchedulerConnector]
@@ -133,7 +133,7 @@ def test_ranks_are_closed_where_the_scheduler_refuses_them(monkeypatch, tmp_path
         with pytest.raises(ProtocolError, match="ranks disagree"):
             torch_engine(MODEL, settings_of(24), config)
     assert threading.active_count() == num_threads
-    runner = ReferenceRunner(MODEL, RunnerSettings(40, 4), config)
+    runner = OneRequestEngine(MODEL, OneRequestSettings(40, 4), config)
     try:
         assert runner.generate(prompts()[0], 3).token_ids
     finally:

@@ -5,7 +5,7 @@ import torch
 
 from kvtiers.cost.prefill import PrefillModel, PrefillSpeed
 from kvtiers.engines.reference.model import ReferenceModel
-from kvtiers.engines.reference.runner import ReferenceRunner, RunnerSettings
+from kvtiers.engines.reference.one_request import OneRequestEngine, OneRequestSettings
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import ConfigError
 from kvtiers.model.messages import Link
@@ -15,7 +15,7 @@ from kvtiers.testing.faults import FaultyStore, Flip, ThrottledStore, WrapperSto
 from .small import plain_logits, prompt_of, small_shape
 
 MODEL = ReferenceModel(small_shape(num_layers=4))
-SETTINGS = RunnerSettings(num_blocks=40, block_size=4, max_tokens_per_step=64)
+SETTINGS = OneRequestSettings(num_blocks=40, block_size=4, max_tokens_per_step=64)
 PROMPT = prompt_of(61)
 NUM_BLOCKS = 9  # loaded of 15: about what the step then computes
 RANGES = pytest.mark.parametrize("num_ranges", [1, 2, 4])
@@ -53,7 +53,7 @@ def running():
     runners = []
 
     def make(config, **more):
-        runners.append(ReferenceRunner(MODEL, SETTINGS, config, **more))
+        runners.append(OneRequestEngine(MODEL, SETTINGS, config, **more))
         return runners[-1]
 
     yield make
@@ -184,8 +184,13 @@ def test_a_store_that_stalls_costs_a_step_its_deadline_and_no_token(running, num
     assert result.num_failed_blocks == NUM_BLOCKS
     assert 0.25 < result.ttft_seconds < 0.3 + 20 * first.ttft_seconds + 2.0
     assert result.token_ids == first.token_ids[:3] == greedy(PROMPT, 3)
+    # What it has computed for itself is in DRAM: nobody needs what the store brings late.
+    later = again(runner)
+    assert later.decision.num_hit_blocks == {"dram": NUM_BLOCKS}
+    assert (later.num_reloaded_tokens, later.num_failed_blocks) == (4 * NUM_BLOCKS, 0)
+    assert later.token_ids == first.token_ids[:3]
 
 
 def test_more_ranges_than_layers_are_refused():
     with pytest.raises(ConfigError, match="5 ranges of 4 layers; write 4 at most"):
-        ReferenceRunner(MODEL, SETTINGS, config_of(5))
+        OneRequestEngine(MODEL, SETTINGS, config_of(5))

@@ -1,10 +1,12 @@
 """kvtiers is told what it has to know: who runs, what is computed, and what a reset voids."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from kvtiers.cost.links import LinkSeed
 from kvtiers.cost.preempt import PreemptMode
-from kvtiers.engines.reference.requests import State
+from kvtiers.engines.reference.lower_tiers import LowerTiers
+from kvtiers.engines.reference.requests import State, TokenSequence
 
 from .engines import engine_of, hashes_of, request_of, run, settings_of, tiers_of
 from .machine import Failing, Moody
@@ -53,28 +55,6 @@ def test_blocks_that_right_guesses_filled_are_offloaded(offload, num_guesses):
     assert served.num_reloaded_tokens >= 56 - (4 + num_guesses if num_guesses else 0)
 
 
-@pytest.mark.parametrize("num_failing", [0, 1])
-def test_what_a_reset_voids_was_not_reloaded(num_failing):
-    """Nor what fails of it."""
-    slow = LinkSeed(0.05, 1e-3, 1e8)
-    links = dict.fromkeys(("hbm>dram", "dram>hbm"), slow)
-    engine = engine_of(settings_of(), tiers_of(mode="always"), links=links)
-    hashes = hashes_of(0, 10)
-    engine.add(request_of("first", 40, 1, block_hashes=hashes))
-    run(engine)
-    engine.settle()
-    engine.pool.free(engine.pool.take(60))  # which leaves 4 of the 10 that are cached
-    engine.add(request_of("second", 40, 1, block_hashes=hashes))
-    assert engine.step(idle_until=engine.now).gauges.num_loading == 1
-    assert engine.scheduler.running[0].num_local_tokens == 16
-    Failing(engine).rows.extend([2] * num_failing)
-    engine.reset()
-    (served,) = (it for report in run(engine) for it in report.finished)
-    assert (served.num_local_tokens, served.num_reloaded_tokens) == (0, 0)
-    assert sum(served.reloaded_by_tier.values()) == 0
-    assert served.num_computed_tokens == 40
-
-
 def test_every_block_that_is_handed_out_is_told_before_it_is_written():
     """Whoever still copies it comes first: also those into which a group's sequences will part."""
     engine = engine_of(settings_of(), tiers_of())
@@ -107,6 +87,25 @@ def test_runs_that_are_torn_are_told_by_the_names_they_had():
         num_seen = max(num_seen, len(torn))
         engine.step()
     assert num_seen > 1
+
+
+def test_a_run_is_named_as_its_blocks_come_and_anew_after_they_are_gone():
+    tiers = LowerTiers(settings_of(blocks_per_hash=2), SimpleNamespace(schedule=lambda step: step))
+    sequence = TokenSequence("r", 8, [], None, 40, 50)
+
+    def names(block_ids):
+        tiers.will_write(block_ids)
+        return tiers.orders({}, {}, 0).overwritten
+
+    assert names([1, 2, 3]) == set()
+    for block_ids, heads in (([1, 2, 3], [1, 3]), ([1, 2, 3, 4, 5], [1, 3, 5])):
+        sequence.block_ids = block_ids
+        assert tiers.table(sequence) == heads
+    assert [names([block_id]) for block_id in (2, 4, 5, 6)] == [{1}, {3}, {5}, set()]
+    sequence.lose_blocks()
+    sequence.block_ids = [4, 2, 6]
+    assert tiers.table(sequence) == [4, 6]
+    assert [names([block_id]) for block_id in (1, 2, 3, 4, 6)] == [{1}, {4}, {3}, {4}, {6}]
 
 
 def test_guesses_are_not_told_to_be_computed_and_short_prompts_are():
@@ -184,33 +183,6 @@ def test_the_tokens_of_a_step_share_its_time():
     assert sum(gaps) == pytest.approx(served.finished_at - served.first_token_at)
 
 
-def test_a_group_whose_swap_was_lost_begins_again_with_every_sequence():
-    """What they share is computed only as far as the first of them has come."""
-    knobs = settings_of(17, watermark=0.0, max_num_batched_tokens=64)
-    engine = engine_of(knobs, tiers_of())
-    moody = Moody(engine.runner.connector, 4)
-    for idx in range(2):
-        engine.add(request_of(f"g{idx}", 10, 14, num_sequences=2))
-    while not engine.gauges.num_swapped:
-        engine.step()
-    moody.moods.extend(["nothing"] * 40)
-    engine.pool.forget_all()
-    (victim,) = [it for it in engine.scheduler.queue if it.state is State.SWAPPED]
-    starts, run_step = {}, engine.runner.run
-
-    def seen(work, orders):
-        for it in work.sequences:
-            starts.setdefault(it.sequence_id, it.start)
-        return run_step(work, orders)
-
-    engine.runner.run = seen
-    while victim.request_id not in starts:
-        engine.step()
-        engine.pool.forget_all()
-    assert {starts[sequence.sequence_id] for sequence in victim.sequences} == {0}
-    run(engine)
-
-
 def test_a_load_that_fails_on_the_way_back_takes_nothing_off_the_first_one():
     engine = engine_of(
         settings_of(18, watermark=0.0, preemption=PreemptMode.SWAP), tiers_of(mode="always")
@@ -246,3 +218,114 @@ def test_what_a_step_computed_on_a_load_that_failed_within_it_is_void():
     assert (report.num_tokens, report.first_tokens) == ({}, [])
     (served,) = (it for report in run(engine) for it in report.finished)
     assert (served.num_reloaded_tokens, served.num_computed_tokens) == (16, 24)
+
+
+def preempted_engine(config, **more):
+    """An engine of which one of three requests has just given way."""
+    engine = engine_of(settings_of(18, watermark=0.0, **more), config)
+    for idx in range(3):
+        engine.add(request_of(f"r{idx}", 20, 12))
+    while not engine.gauges.num_preemptions:
+        engine.step()
+    return engine
+
+
+@pytest.mark.parametrize("how", ["returns", "leaves"])
+def test_who_has_come_back_or_left_need_not_be_reloaded_any_more(how):
+    """That the way down was gone counts for the way back, and for nothing else."""
+    engine = preempted_engine(tiers_of(mode="never"), preemption=PreemptMode.SWAP)
+    assert engine.gauges.num_swapped == 1
+    request = engine.scheduler.queue[0]
+    hashes = list(request.sequences[0].hashes)
+    connector = engine.runner.connector
+    assert connector.reloadable("r2", hashes, 32, 0).num_tokens > 0
+    if how == "leaves":
+        engine.abort("r2")
+        engine.settle()
+    while request.state is State.SWAPPED:
+        engine.step()
+    assert connector.reloadable("r2", hashes, 32, 0).num_tokens == 0
+
+
+def test_what_is_computed_again_is_told_again():
+    """Chunk by chunk, as far as it had come and beyond."""
+    knobs = {"max_num_batched_tokens": 8, "watermark": 0.0, "prefix_caching": False}
+    engine = engine_of(settings_of(18, preemption=PreemptMode.RECOMPUTE, **knobs), tiers_of())
+    told, computed, num_told = {}, {}, 0
+    listened(engine, lambda step: told.update(step.num_computed_tokens))
+    for idx in range(3):
+        engine.add(request_of(f"r{idx}", 8, 24))
+    while engine.num_unfinished:
+        report = engine.step()
+        computed |= dict.fromkeys(report.preempted, 0)
+        for name, num in report.num_tokens.items():
+            before, computed[name] = computed.get(name, 0), computed.get(name, 0) + num
+            if computed[name] // 4 > before // 4:
+                assert told[name] == computed[name]
+                num_told += 1
+    assert engine.gauges.num_preemptions > 0
+    assert num_told > 20
+
+
+def test_an_arrival_tells_what_hbm_has_of_it():
+    """Which need not be brought from stores ahead of it."""
+    engine = engine_of(config=tiers_of("nvme"))
+    prefetch, heard = engine.runner.connector.prefetch, []
+
+    def hear(*arrival):
+        heard.append(arrival)
+        prefetch(*arrival)
+
+    engine.runner.connector.prefetch = hear
+    for name in ("first", "second"):
+        engine.add(request_of(name, 38, 1, block_hashes=hashes_of(0, 9)))
+        run(engine)
+    assert heard == [("first", 38, 0), ("second", 38, 36)]
+
+
+def lessons(engine):
+    """Count the tokens of each step from which kvtiers learns how fast the engine is."""
+    learn, heard = engine.runner.connector.step_took, []
+
+    def hear(num_new, num_context, seconds):
+        heard.append(sum(num_new))
+        learn(num_new, num_context, seconds)
+
+    engine.runner.connector.step_took = hear
+    return heard
+
+
+def test_each_step_with_a_prompt_teaches_and_of_the_decodes_some():
+    engine = engine_of(settings_of(max_num_batched_tokens=18), tiers_of())
+    heard = lessons(engine)
+    engine.add(request_of("r", 24, 40))
+    run(engine)
+    assert heard == [18, 6] + [1] * 5  # of 39, every eighth
+
+
+def test_a_step_that_waited_for_a_load_teaches_nothing():
+    engine = engine_of(settings_of(), tiers_of(mode="always", sync_below="1s"))
+    heard = lessons(engine)
+    for name in ("first", "second"):
+        engine.pool.forget_all()
+        engine.add(request_of(name, 32, 1, block_hashes=hashes_of(0, 8)))
+        (report,) = run(engine)
+        engine.settle()
+    assert sum(report.num_tokens.values()) == 4
+    assert heard == [32]
+
+
+@pytest.mark.parametrize(("failing", "by_tier"), [(5, (16, 4)), (3, (12, 0))])
+def test_what_a_failed_load_did_not_bring_is_taken_off_the_tier_that_has_the_tail(failing, by_tier):
+    engine = engine_of(config=tiers_of("memory", mode="always", dram="64KiB"))
+    for document, num_prompt in ((0, 32), (1, 16)):  # which leaves half of the first one in DRAM
+        hashes = hashes_of(document, num_prompt // 4, num_shared=0)
+        engine.add(request_of(f"r{document}", num_prompt, 1, block_hashes=hashes))
+        run(engine)
+        engine.settle()
+    engine.pool.forget_all()
+    Failing(engine).rows.append(failing)
+    engine.add(request_of("again", 33, 1, block_hashes=hashes_of(0, 8, num_shared=0)))
+    (served,) = (it for report in run(engine) for it in report.finished)
+    assert served.reloaded_by_tier == dict(zip(("dram", "memory"), by_tier, strict=True))
+    assert served.num_reloaded_tokens == sum(by_tier) == 4 * failing

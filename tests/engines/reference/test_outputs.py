@@ -1,25 +1,10 @@
 """What the tokens of a step mean for the requests that get them."""
 
-import itertools
-from dataclasses import replace
-
 import pytest
 
 from kvtiers.engines.reference.requests import NewRequest
 
-from .engines import engine_of, run, settings_of, tiers_of
-
-
-def counting(engine):
-    """Number the tokens that a virtual model generates: 1, 2, 3, ..."""
-    num, run_step = itertools.count(1), engine.runner.run
-
-    def numbered(work, orders):
-        result = run_step(work, orders)
-        tokens = {name: [next(num) for _ in got] for name, got in result.tokens.items()}
-        return replace(result, tokens=tokens)
-
-    engine.runner.run = numbered
+from .engines import counting, engine_of, hashes_of, request_of, run, settings_of
 
 
 @pytest.mark.parametrize(("stop", "max_tokens"), [(7, 30), (None, 7)])
@@ -38,11 +23,14 @@ def test_what_was_guessed_beyond_the_end_is_not_output(stop, max_tokens):
     assert sum(report.num_output_tokens for report in reports) == 7
 
 
-def test_a_group_of_which_one_sequence_stops_has_stopped():
-    engine = engine_of(config=tiers_of())
-    counting(engine)
-    prompt = list(range(100, 108))
-    engine.add(NewRequest("g", 0.0, 3, prompt, num_sequences=2, stop_token_ids=frozenset({4})))
+@pytest.mark.parametrize("num_guesses", [0, 3])
+def test_the_next_turn_of_a_conversation_hits_the_answer_of_the_one_before(num_guesses):
+    """Its last token was returned and not computed."""
+    knobs = settings_of(max_num_batched_tokens=64, num_speculative_tokens=num_guesses)
+    engine = engine_of(knobs, acceptance=1.0)
+    hashes = hashes_of(0, 12)
+    engine.add(request_of("first", 10, 31, block_hashes=hashes))
+    run(engine)
+    engine.add(request_of("next", 48, 1, block_hashes=hashes))
     (served,) = run(engine)[-1].finished
-    assert served.token_ids == [[1, 3, 5], [2, 4]]
-    assert (served.reason, served.num_output_tokens) == ("stop", 5)
+    assert served.num_local_tokens == 40

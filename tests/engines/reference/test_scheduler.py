@@ -6,7 +6,6 @@ from kvtiers.cost.links import LinkSeed
 from kvtiers.cost.preempt import PreemptMode
 from kvtiers.engines.reference.requests import State
 from kvtiers.engines.reference.settings import EngineSettings, Policy
-from kvtiers.engines.reference.thrash import ADVICE
 from kvtiers.model.errors import CapacityError, ConfigError
 
 from .engines import (
@@ -89,6 +88,12 @@ def test_a_threshold_bounds_the_chunk_of_a_long_prompt():
     assert steps[0]["short"] == 700
 
 
+def test_what_a_step_leaves_of_a_prompt_the_next_one_takes_whole():
+    engine = big_engine(1000)
+    engine.add(request_of("r", 1002, 1))
+    assert [report.num_tokens for report in run(engine)] == [{"r": 1000}, {"r": 2}]
+
+
 # -- who gives way --------------------------------------------------------------------
 
 
@@ -120,6 +125,28 @@ def test_the_last_admitted_gives_way_and_keeps_its_place():
     assert served["r2"].num_recomputed_tokens >= 12
 
 
+def test_recomputing_costs_a_prefill_over_the_prompt_and_what_was_generated():
+    engine, _ = grow_until_full(knobs={"prefix_caching": False})
+    num_known = engine.scheduler.queue[0].sequences[0].num_known
+    reports = run(engine)
+    assert 20 < num_known < 32
+    assert next(r.num_tokens["r2"] for r in reports if "r2" in r.num_tokens) == num_known
+    (served,) = (it for r in reports for it in r.finished if it.request_id == "r2")
+    assert served.num_recomputed_tokens == num_known - 1  # the last one was never computed
+
+
+def test_swapping_costs_the_link_in_both_directions():
+    config = tiers_of(offload="lazy", mode="never")
+    engine, _ = grow_until_full(PreemptMode.SWAP, config, knobs={"prefix_caching": False})
+    num_full = (engine.scheduler.queue[0].sequences[0].num_known - 1) // 4
+    moved = engine.runner.connector.counters
+    engine.step()
+    assert moved.value("kvtiers_blocks_offloaded_total", ("dram",)) == num_full
+    assert moved.value("kvtiers_blocks_reloaded_total", ("dram",)) == 0
+    run(engine)
+    assert moved.value("kvtiers_blocks_reloaded_total", ("dram",)) == num_full
+
+
 def test_the_least_urgent_gives_way_under_priority():
     knobs = {"policy": Policy.PRIORITY}
     _, report = grow_until_full(knobs=knobs, r0={"priority": 5})
@@ -131,6 +158,32 @@ def test_a_victim_that_is_computed_again_has_no_blocks_for_kvtiers_to_copy(offlo
     engine, _ = grow_until_full(config=tiers_of(offload=offload))
     state = engine.runner.connector._requests["r2"]
     assert (state.num_full, state.admitted, sum(map(len, state.block_ids))) == (0, False, 0)
+
+
+def test_a_token_that_was_given_already_is_taken_back_from_who_gives_way():
+    knobs = {"policy": Policy.PRIORITY, "watermark": 0.0}
+    engine = engine_of(settings_of(17, **knobs))
+    engine.add(request_of("low", 30, 34, priority=1))
+    engine.step()
+    engine.add(request_of("urgent", 31, 33))
+    while not (report := engine.step()).preempted:
+        pass
+    assert (report.preempted, report.num_tokens) == (["low"], {"urgent": 1})
+    run(engine)
+
+
+def test_a_prompt_in_the_middle_that_gives_way_to_an_urgent_one_computes_nothing_more():
+    """It was looked at before the one that takes its blocks: the less urgent came first."""
+    knobs = {"policy": Policy.PRIORITY, "long_prefill_threshold": 2, "watermark": 0.0}
+    engine = engine_of(settings_of(17, **knobs))
+    engine.add(request_of("low", 48, 2, priority=1))
+    engine.step()
+    engine.add(request_of("urgent", 16, 12))
+    while not (report := engine.step()).preempted:
+        assert "low" in report.num_tokens
+    assert report.preempted == ["low"]
+    assert report.num_tokens == {"urgent": 1}
+    run(engine)
 
 
 def test_among_the_equally_urgent_the_last_admitted_gives_way():
@@ -149,8 +202,10 @@ def test_nobody_gives_way_for_a_guess():
     assert engine.gauges.num_preemptions == 0
 
 
-def test_a_swapped_request_comes_back_before_newcomers_and_is_reloaded():
-    config = tiers_of(mode="never")  # even where the user would rather recompute prompts
+@pytest.mark.parametrize("offload", ["eager", "lazy"])
+def test_a_swapped_request_comes_back_before_newcomers_and_is_reloaded(offload):
+    # Even where the user would rather recompute prompts.
+    config = tiers_of(mode="never", offload=offload)
     engine, report = grow_until_full(PreemptMode.SWAP, config)
     assert report.swapped == report.preempted == ["r2"]
     assert engine.state("r2") is State.SWAPPED
@@ -164,16 +219,6 @@ def test_a_swapped_request_comes_back_before_newcomers_and_is_reloaded():
     assert served["r2"].num_recomputed_tokens < 4  # what is behind its last full block
     assert served["r2"].num_swaps == 1
     assert not served["r2"].reloaded_by_tier  # which tells of the prompt, when it was new
-
-
-@pytest.mark.parametrize("mode", PreemptMode)
-def test_a_group_is_swapped_whatever_the_mode(mode):
-    engine = engine_of(settings_of(17, watermark=0.0, preemption=mode), tiers_of())
-    for idx in range(2):
-        engine.add(request_of(f"g{idx}", 10, 14, num_sequences=2))
-    reports = run(engine)
-    assert engine.gauges.num_swaps == engine.gauges.num_preemptions > 0
-    assert all(it.num_output_tokens == 28 for report in reports for it in report.finished)
 
 
 def test_cost_asks_which_is_cheaper():
@@ -265,6 +310,8 @@ def test_one_sequence_of_the_longest_context_must_fit():
         EngineSettings(num_blocks=100, max_model_len=1601)
     for remedy in ("max_model_len of at most", "gpu_memory_utilization", "fp8", "tensor par"):
         assert remedy in str(error.value)
+    with pytest.raises(CapacityError, match=r"needs 100 KV blocks .* has 99 above the watermark"):
+        EngineSettings(num_blocks=100, max_model_len=1600)
     EngineSettings(num_blocks=101, max_model_len=1600)
 
 
@@ -298,64 +345,6 @@ def test_requests_that_could_never_run_are_refused():
         request_of("a#1")
     with pytest.raises(ConfigError, match="at least 1"):
         request_of("nothing", 4, 0)
-
-
-# -- signals --------------------------------------------------------------------------
-
-
-def thrashing_engine(config=None):
-    engine = engine_of(settings_of(20, watermark=0.0), config)
-    for idx in range(60):
-        engine.add(request_of(f"r{idx}", 8, 50))
-    return engine
-
-
-def test_thrashing_is_seen_and_the_advice_is_in_order():
-    engine = thrashing_engine()
-    advice = [report.advice for report in run(engine) if report.advice]
-    assert advice
-    assert advice[0] == ADVICE
-    words = ("max_num_seqs", "max_model_len", "fp8", "lower tier", "scale out")
-    assert all(word in line for word, line in zip(words, ADVICE, strict=True))
-    assert engine.gauges.num_preemptions > 10
-
-
-def test_an_engine_with_a_lower_tier_is_not_told_to_get_one():
-    engine = thrashing_engine(tiers_of(mode="never", dram="32KiB"))
-    for report in run(engine):
-        assert not any("lower tier" in line for line in report.advice)
-
-
-def test_admitting_less_ends_the_thrashing():
-    engine = engine_of(settings_of(20, watermark=0.0, max_num_seqs=1))
-    for idx in range(20):
-        engine.add(request_of(f"r{idx}", 8, 50))
-    assert not any(report.advice for report in run(engine))
-    assert engine.gauges.num_preemptions == 0
-
-
-# -- aborts and resets ----------------------------------------------------------------
-
-
-def test_an_abort_is_reported_once_wherever_it_comes():
-    engine = engine_of(settings_of(18, watermark=0.0, preemption=PreemptMode.SWAP), tiers_of())
-    for idx in range(4):
-        engine.add(request_of(f"r{idx}", 20, 12))
-    while not engine.gauges.num_swapped:
-        engine.step()
-    states = {engine.state(f"r{idx}") for idx in range(4)}
-    assert states == {State.RUNNING, State.WAITING, State.SWAPPED}
-    for idx in range(4):
-        engine.abort(f"r{idx}")
-        engine.abort(f"r{idx}")
-    engine.abort("nobody")
-    report = engine.step()
-    assert [(it.request_id, it.reason) for it in report.finished] == [
-        (f"r{idx}", "aborted") for idx in range(4)
-    ]
-    assert engine.num_unfinished == 0
-    engine.settle()
-    assert engine.pool.num_free == 18
 
 
 def test_guesses_of_a_virtual_model_are_accepted_by_chance():

@@ -6,7 +6,7 @@ import pytest
 
 from kvtiers.engines.reference.serving import OpenLoop, drive
 
-from .engines import engine_of, request_of
+from .engines import SLOW, engine_of, hashes_of, request_of, run, settings_of, tiers_of
 
 
 def test_requests_come_at_their_times_however_busy_the_engine_is():
@@ -51,6 +51,23 @@ def test_a_closed_loop_goes_on_with_what_has_ended():
     gaps = [b.arrived_at - a.finished_at for a, b in pairwise(served)]
     assert gaps == pytest.approx([1.0, 1.0])
     assert all(it.admitted_at == pytest.approx(it.arrived_at) for it in served)
+
+
+def test_who_comes_while_others_wait_for_a_load_is_admitted_at_once():
+    engine = engine_of(settings_of(), tiers_of(mode="always"), **SLOW)
+    hashes = hashes_of(0, 10)
+    engine.add(request_of("first", 40, 1, block_hashes=hashes))
+    run(engine)
+    engine.settle()
+    engine.pool.forget_all()
+    begins = engine.now
+    loads = request_of("loads", 40, 1, block_hashes=hashes, arrived_at=begins)
+    comes = request_of("comes", 8, 1, arrived_at=begins + 0.01)
+    reports = list(drive(engine, OpenLoop([loads, comes])))
+    admitted = {name: report.started_at for report in reports for name in report.admitted}
+    assert admitted["comes"] == pytest.approx(begins + 0.01)
+    (loaded,) = (it for report in reports for it in report.finished if it.request_id == "loads")
+    assert loaded.first_token_at > begins + 0.05
 
 
 def test_nobody_who_comes_means_nothing_to_do():

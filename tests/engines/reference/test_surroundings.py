@@ -3,8 +3,9 @@
 import pytest
 
 from kvtiers.cost.preempt import PreemptMode, Surroundings
+from kvtiers.engines.reference.requests import State
 
-from .engines import engine_of, request_of, run, settings_of, tiers_of
+from .engines import SLOW, engine_of, hashes_of, request_of, run, settings_of, tiers_of
 
 
 def listened(engine):
@@ -35,6 +36,28 @@ def test_those_that_run_and_wait_are_counted_with_what_they_compute(waiting, num
     while not heard:
         engine.step()
     assert heard == [("r2", Surroundings(2, len(waiting), num_step_tokens, 0))]
+
+
+def test_who_waits_for_a_load_computes_nothing_and_nobody_delays_it():
+    engine = engine_of(
+        settings_of(27, watermark=0.0, preemption=PreemptMode.SWAP), tiers_of(mode="always"), **SLOW
+    )
+    hashes = hashes_of(0, 9, num_shared=0)
+    engine.add(request_of("before", 36, 1, block_hashes=hashes))
+    run(engine)
+    engine.settle()
+    engine.pool.forget_all()
+    heard = listened(engine)
+    for idx in range(3):
+        engine.add(request_of(f"r{idx}", 20, 12))
+    while any(engine.state(f"r{idx}") is State.WAITING for idx in range(3)):
+        engine.step()
+    engine.add(request_of("loads", 36, 1, block_hashes=hashes))
+    while not heard:
+        engine.step()
+    assert engine.state("loads") is State.RUNNING
+    assert engine.gauges.num_loading == 1
+    assert heard == [("r2", Surroundings(2, 0, 2, 0))]
 
 
 def test_who_was_swapped_waits_and_computes_nothing():

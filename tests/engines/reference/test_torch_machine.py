@@ -10,37 +10,33 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from kvtiers.cost.preempt import PreemptMode
 from kvtiers.engines.reference.model import ReferenceModel
 from kvtiers.engines.reference.requests import NewRequest
-from kvtiers.engines.reference.settings import EngineSettings, Policy
+from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.engines.reference.torch_runner import torch_engine
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.faults import FaultyStore, Flip
 
-from .machine import EngineMachine
+from .machine import KNOBS, EngineMachine
 from .small import plain_logits, prompt_of, small_shape
 
 MODEL = ReferenceModel(small_shape())
 BLOCK = 4
 CONTENTS = [prompt_of(8, 99) + prompt_of(50, seed) for seed in range(3)]
-NUM_CONTINUED = 14
 FAULTS = (Outcome.FAILED, Outcome.MISSING, Outcome.CORRUPT, Flip(300), OSError("the disk is gone"))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**14)
+def likeliest(tokens):
+    """Return what the model says after some tokens, best first: no blocks, chunks or kvtiers."""
+    return tuple(plain_logits(MODEL, list(tokens))[-1].topk(3).indices.tolist())
+
+
 def continued(tokens, num_tokens):
-    """Return what the model says after some tokens: no blocks, no chunks, no kvtiers."""
-    if not num_tokens:
-        return ()
-    best = int(plain_logits(MODEL, list(tokens))[-1].argmax())
-    return (best, *continued((*tokens, best), num_tokens - 1))
-
-
-@lru_cache(maxsize=512)
-def likeliest(tokens, num):
-    return tuple(plain_logits(MODEL, list(tokens))[-1].topk(num).indices.tolist())
+    for _ in range(num_tokens):
+        tokens = (*tokens, likeliest(tokens)[0])
+    return tokens[len(tokens) - num_tokens :]
 
 
 def until_stop(tokens, stop_ids):
@@ -59,7 +55,7 @@ def generated(request: NewRequest):
         return [until_stop(continued(prompt, num), stop_ids)]
     return [
         until_stop((first, *continued((*prompt, first), num - 1)), stop_ids)
-        for first in likeliest(prompt, request.num_sequences)
+        for first in likeliest(prompt)[: request.num_sequences]
     ]
 
 
@@ -87,34 +83,14 @@ class TorchMachine(EngineMachine):
     folder = None
 
     @initialize(
-        num_blocks=st.sampled_from([17, 24, 40, 90]),
-        policy=st.sampled_from(Policy),
-        preemption=st.sampled_from(PreemptMode),
         kind=st.sampled_from([None, "dram", "memory", "nvme", "lmdb", "all"]),
         mode=st.sampled_from(["auto", "always", "always", "never"]),
         offload=st.sampled_from(["eager", "lazy"]),
         sync_below=st.sampled_from(["0ms", "5ms", "1s"]),
-        more=st.fixed_dictionaries(
-            {
-                "num_speculative_tokens": st.sampled_from([0, 0, 2]),
-                "tenant_share": st.sampled_from([1.0, 0.5]),
-                "long_prefill_threshold": st.sampled_from([0, 7]),
-                "max_num_batched_tokens": st.sampled_from([18, 64]),
-                "prefix_caching": st.sampled_from([True, True, False]),
-                "watermark": st.sampled_from([0.0, 0.05]),
-            }
-        ),
+        knobs=KNOBS,
     )
-    def start(self, num_blocks, policy, preemption, kind, mode, offload, sync_below, more):
-        knobs = EngineSettings(
-            num_blocks,
-            max_model_len=64,
-            block_size=BLOCK,
-            max_num_seqs=6,
-            policy=policy,
-            preemption=preemption,
-            **more,
-        )
+    def start(self, kind, mode, offload, sync_below, knobs):
+        knobs = EngineSettings(max_model_len=64, block_size=BLOCK, max_num_seqs=6, **knobs)
         self.stores = []
         if kind is None:
             self.begin(torch_engine(MODEL, knobs))

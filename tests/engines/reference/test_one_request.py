@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtiers.engines.reference.model import ReferenceModel
-from kvtiers.engines.reference.runner import ReferenceRunner, RunnerSettings
+from kvtiers.engines.reference.one_request import OneRequestEngine, OneRequestSettings
 from kvtiers.model.config import parse_mapping
 from kvtiers.model.errors import CapacityError
 from kvtiers.testing.faults import WrapperStore
@@ -14,7 +14,7 @@ from kvtiers.testing.faults import WrapperStore
 from .small import plain_logits, prompt_of, small_shape
 
 MODEL = ReferenceModel(small_shape())
-SETTINGS = RunnerSettings(num_blocks=40, block_size=4, max_tokens_per_step=16)
+SETTINGS = OneRequestSettings(num_blocks=40, block_size=4, max_tokens_per_step=16)
 NUM_TOKENS = 9
 
 
@@ -41,16 +41,16 @@ def greedy(prompt, num_tokens=NUM_TOKENS):
 
 @pytest.fixture
 def running():
-    """Make runners that are closed at the end."""
-    runners = []
+    """Make engines that are closed at the end."""
+    engines = []
 
     def make(config=None, settings=SETTINGS, **more):
-        runners.append(ReferenceRunner(MODEL, settings, config, **more))
-        return runners[-1]
+        engines.append(OneRequestEngine(MODEL, settings, config, **more))
+        return engines[-1]
 
     yield make
-    for runner in runners:
-        runner.close()
+    for engine in engines:
+        engine.close()
 
 
 def test_without_kvtiers_it_generates_what_plain_attention_says(running):
@@ -64,12 +64,12 @@ def test_without_kvtiers_it_generates_what_plain_attention_says(running):
 @pytest.mark.parametrize("num_ranges", [1, 3])
 @pytest.mark.parametrize("sync_below", ["0ms", "1s"])
 def test_a_reload_from_dram_gives_the_same_tokens(running, num_ranges, sync_below):
-    runner = running(config_of(reload={"sync_below": sync_below, "layer_ranges": num_ranges}))
+    engine = running(config_of(reload={"sync_below": sync_below, "layer_ranges": num_ranges}))
     prompt = prompt_of(37)
-    first = runner.generate(prompt, NUM_TOKENS)
-    runner.settle()
-    spoil(runner)
-    again = runner.generate(prompt, NUM_TOKENS)
+    first = engine.generate(prompt, NUM_TOKENS)
+    engine.settle()
+    spoil(engine)
+    again = engine.generate(prompt, NUM_TOKENS)
     assert first.num_reloaded_tokens == 0
     assert again.num_reloaded_tokens == 36
     assert first.token_ids == again.token_ids == greedy(prompt)
@@ -77,23 +77,23 @@ def test_a_reload_from_dram_gives_the_same_tokens(running, num_ranges, sync_belo
 
 
 def test_what_was_generated_is_reloaded_too(running):
-    runner = running(config_of())
+    engine = running(config_of())
     prompt = prompt_of(30)
-    first = runner.generate(prompt, 20)
-    runner.settle()
-    spoil(runner)
+    first = engine.generate(prompt, 20)
+    engine.settle()
+    spoil(engine)
     longer = prompt + first.token_ids
-    again = runner.generate(longer, 5)
+    again = engine.generate(longer, 5)
     assert again.num_reloaded_tokens == 48
     assert again.token_ids == greedy(longer, 5)
 
 
 def test_every_decision_is_closed_with_its_first_token(running):
-    runner = running(config_of())
+    engine = running(config_of())
     for _ in range(2):
-        runner.generate(prompt_of(37), 2)
-        runner.settle()
-    finished = runner.scheduler.decisions.finished()
+        engine.generate(prompt_of(37), 2)
+        engine.settle()
+    finished = engine.scheduler.decisions.finished()
     assert [d.outcome.ttft_seconds is not None for d in finished] == [True] * len(finished)
     assert finished
     assert finished[-1].outcome.ttft_seconds > 0
@@ -120,7 +120,7 @@ def test_other_weights_find_nothing(running, tmp_path):
     first.generate(prompt)
     first.settle()
     first.close()
-    other = ReferenceRunner(ReferenceModel(small_shape(seed=1)), SETTINGS, config)
+    other = OneRequestEngine(ReferenceModel(small_shape(seed=1)), SETTINGS, config)
     result = other.generate(prompt)
     other.close()
     assert result.num_reloaded_tokens == 0
@@ -148,24 +148,24 @@ def test_blocks_that_do_not_come_are_computed(running, tmp_path):
 
 
 def test_mode_never_computes_and_says_so(running):
-    runner = running(config_of(mode="never"))
+    engine = running(config_of(mode="never"))
     prompt = prompt_of(37)
-    runner.generate(prompt)
-    runner.settle()
-    again = runner.generate(prompt, 3)
+    engine.generate(prompt)
+    engine.settle()
+    again = engine.generate(prompt, 3)
     assert again.num_reloaded_tokens == 0
     assert again.decision.reason == "never"
     assert again.token_ids == greedy(prompt, 3)
 
 
 def test_blocks_return_and_what_does_not_fit_is_refused(running):
-    runner = running(config_of())
+    engine = running(config_of())
     for seed in range(6):  # more than the KV holds at once
-        runner.generate(prompt_of(100, seed))
+        engine.generate(prompt_of(100, seed))
     with pytest.raises(CapacityError, match="need 41 blocks, the KV has 40"):
-        runner.generate(prompt_of(161))
+        engine.generate(prompt_of(161))
     with pytest.raises(ValueError, match="needs both"):
-        runner.generate([])
+        engine.generate([])
 
 
 @settings(deadline=None, max_examples=15)
@@ -176,17 +176,17 @@ def test_blocks_return_and_what_does_not_fit_is_refused(running):
 )
 def test_prompts_that_share_a_prefix_get_the_tokens_of_computed_ones(lengths, budget, block_size):
     document = prompt_of(60)
-    runner = ReferenceRunner(MODEL, RunnerSettings(70, block_size, budget), config_of())
+    engine = OneRequestEngine(MODEL, OneRequestSettings(70, block_size, budget), config_of())
     try:
         for length in lengths:
-            assert runner.generate(document[:length], 2).token_ids == greedy(document[:length], 2)
-            spoil(runner)
+            assert engine.generate(document[:length], 2).token_ids == greedy(document[:length], 2)
+            spoil(engine)
     finally:
-        runner.close()
+        engine.close()
 
 
-def spoil(runner):
+def spoil(engine):
     """Overwrite the engine's KV: what is served again came from below. Offloads end first."""
-    runner.settle()
-    for layer in runner.kv.layers:
+    engine.settle()
+    for layer in engine.kv.layers:
         layer.copy_(torch.full_like(layer, 1e3))

@@ -26,7 +26,7 @@ _POLL_SECONDS: Final = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerSettings:
+class OneRequestSettings:
     """The engine around the model.
 
     Attributes:
@@ -86,7 +86,7 @@ class _Request:
     num_computed: int = 0
 
 
-class ReferenceRunner:
+class OneRequestEngine:
     """Prefill in chunks, decode greedily; blocks are forgotten as soon as a request ends.
 
     Args:
@@ -102,7 +102,7 @@ class ReferenceRunner:
     def __init__(
         self,
         model: ReferenceModel,
-        settings: RunnerSettings,
+        settings: OneRequestSettings,
         config: Config | None = None,
         wrap_store: WrapStore | None = None,
     ) -> None:
