@@ -82,14 +82,14 @@ def test_reports_add_up_are_finite_and_the_same_again(plan):
     assert tokens.hit_rate <= found.infinite_hit_rate
     below = sum(num for tier, num in tokens.hits.items() if tier != "hbm")
     assert found.num_reloaded_tokens >= below
-    for each in (found.ttft, found.queued, found.tpot, found.itl, found.e2e):
+    for each in (found.ttft, found.wait, found.tpot, found.itl, found.e2e):
         marks = [each.p50, each.p90, each.p95, each.p99, each.most]
         if each.num:
             assert marks == sorted(marks)
             assert marks[0] >= 0
             assert each.mean <= each.most * (1 + 1e-9)
     for mark in ("p50", "p90", "most", "mean"):
-        assert getattr(found.queued, mark) <= getattr(found.ttft, mark) <= getattr(found.e2e, mark)
+        assert getattr(found.wait, mark) <= getattr(found.ttft, mark) <= getattr(found.e2e, mark)
     line = found.timeline
     for column in (line.kv_use, line.num_running, line.num_waiting, *line.tiers.values()):
         assert len(column) == len(line.seconds)
