@@ -13,10 +13,10 @@ BY_NAME = {mix.name: mix for mix in MIXES}
 # the same each time. On the link "far" each way is best for some victims; on "slow" swapping is for
 # nearly all, but seed 0 has a huge prompt of which HBM keeps all.
 MOST = {
-    "bursty, far, lazy": 1.0,
-    "adversarial, far, lazy": 1.0,
+    "bursty, far, lazy": 0.9995,
+    "adversarial, far, lazy": 0.9956,
     "adversarial, slow, lazy": 1.0,
-    "mixed, far, lazy": 0.998,
+    "mixed, far, lazy": 0.9975,
 }
 
 
