@@ -57,7 +57,9 @@ def test_who_waits_for_a_load_computes_nothing_and_nobody_delays_it():
         engine.step()
     assert engine.state("loads") is State.RUNNING
     assert engine.gauges.num_loading == 1
-    assert heard == [("r2", Surroundings(2, 0, 2, 0))]
+    ((victim, around),) = heard
+    assert victim == "r2"
+    assert (around.num_running, around.num_waiting, around.num_step_tokens) == (2, 0, 2)
 
 
 def test_who_was_swapped_waits_and_computes_nothing():
