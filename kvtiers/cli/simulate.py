@@ -80,10 +80,11 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         configs = _configs(files)
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
         engine = options.engine_values(device, knobs)
+        machine = options.machine_plan(engine, medium or (), preemption)
         shared: dict[str, Any] = {"warmup": warmup, "max_seconds": max_seconds}
-        shared["arrivals"] = ArrivalPlan(speed, concurrency)
+        shared |= {"arrivals": ArrivalPlan(speed, concurrency)}
         shared["trace"] = busiest_share(found, replicas)
-        plans = _plans(options.machine_plan(engine, medium or (), preemption), shared, configs)
+        plans = _plans(machine, shared, configs)
         _keep(found, write_trace)
         about = options.about_requests(trace, (generate, rate, seed), found)
         about |= options.about_arrivals(speed, concurrency, replicas, warmup)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,21 +38,31 @@ class Surroundings:
     Attributes:
         num_running, num_waiting: other requests, in the batch and in the queue. What the device
             does for the victim, and what it waits for, delays them all.
-        num_step_tokens: that steps compute in any case: of those that run, and of those in the
-            queue that will be computed when there is room.
-        num_kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when
-            there is room for it again.
+        num_step_tokens: that a step computes in any case: of those that run.
+        kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when there
+            is room for it again: several guesses, each as likely.
+        admitted_share: of the blocks that the engine hands out, those of admissions, of late; the
+            others are of requests that grow.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     num_step_tokens: int = 0
-    num_kept_tokens: int = 0
+    kept_tokens: tuple[int, ...] = (0,)
+    admitted_share: float = 0.0
 
     @property
     def num_others(self) -> int:
         """All of them."""
         return self.num_running + self.num_waiting
+
+    @property
+    def crowding(self) -> float:
+        """Chance that somebody waits for the victim's blocks when it is over.
+
+        It is the youngest of those that run: all others end before it, and each end lets one in.
+        """
+        return min(1.0, self.num_waiting / max(1, self.num_running))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +95,10 @@ class Victim:
         """Blocks that lie nowhere below yet."""
         return self.num_full_blocks - len(self.stored_sources)
 
-    @property
-    def num_kept_blocks(self) -> int:
-        """Blocks that it will find in HBM."""
-        kept = min(self.around.num_kept_tokens, self.num_tokens - 1)
-        return max(0, kept) // self.block_size
+    def kept_blocks(self) -> Counter[int]:
+        """Return how many blocks it may find in HBM, and how many guesses say so."""
+        most = self.num_tokens - 1
+        return Counter(max(0, min(num, most)) // self.block_size for num in self.around.kept_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +109,9 @@ class PreemptPlan:
 
     Attributes:
         swap: copy what is not yet below, and reload it later; otherwise compute it again.
-        swap_cost_seconds: what the way down holds up delays all, the way back the victim.
-        recompute_cost_seconds: its steps delay all.
+        swap_cost_seconds: what the way down holds up delays all, the way back the victim; or what
+            HBM does not keep is computed after all, where that is better.
+        recompute_cost_seconds: its steps delay all, and so does a copy at its end.
     """
 
     swap: bool
@@ -121,9 +132,12 @@ def plan_preempt(
 
     A victim gives way because its blocks are wanted, and whoever writes into them before they are
     copied waits until those are: a step, and all requests with it. The first block to be wanted is
-    the last, which is not full and not copied; others are wanted from the next step on.
+    the last, which is not full and not copied. One that is computed again is copied when it is
+    over, if not before, and others may wait for that as well.
 
-    Down counts the queue of the link as it is now; back does not, for that is later.
+    Down counts the queue of the link as it is now; back does not, for that is later. A victim that
+    was swapped is asked about once more when it returns, as one that is stored already and of
+    which HBM has kept what it has.
 
     Args:
         notice_seconds: that a load which is done waits until it is noticed.
@@ -138,15 +152,15 @@ def plan_preempt(
         raise ValueError(
             f"{len(victim.stored_sources)} of {victim.num_full_blocks} full blocks are stored"
         )
-    around = victim.around
-    stall = _stall_seconds(victim, links, step_seconds)
-    back = _back_seconds(victim, links, prefill) + notice_seconds
-    swap_cost = (1 + around.num_others) * stall + back
-    context = victim.num_kept_blocks * victim.block_size
-    num_lost = victim.num_tokens - context
-    again = float(prefill.seconds(num_lost, context))
-    added = float(prefill.added_seconds(num_lost, context, around.num_step_tokens))
-    recompute_cost = again + around.num_others * added
+    kept, back, again = victim.kept_blocks(), 0.0, 0.0
+    for num_kept, num_guesses in kept.items():
+        computed = _again_seconds(victim, num_kept, prefill)
+        loaded = _back_seconds(victim, num_kept, links, prefill) + notice_seconds
+        again += computed * num_guesses / kept.total()
+        back += min(loaded, computed) * num_guesses / kept.total()
+    num_delayed = 1 + victim.around.num_others
+    swap_cost = num_delayed * _stall_seconds(victim, links, step_seconds) + back
+    recompute_cost = again + num_delayed * _later_seconds(victim, links, step_seconds)
     swap, reason = swap_cost < recompute_cost, PreemptReason.RECOMPUTE_FASTER
     if swap:
         reason = PreemptReason.SWAP_FASTER
@@ -158,28 +172,66 @@ def plan_preempt(
 
 
 def _stall_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
-    """Return for how long steps wait for blocks that are on their way down.
-
-    Those that run write into a block of it in one step of a few, if they are few, and into several
-    in each, if they are many. These are copied ahead of all others: the rest goes on meanwhile, and
-    while the step computes.
-    """
+    """Return for how long steps wait for blocks that are on their way down."""
     num_new, way = victim.num_new_blocks, links[offload_link()]
     queued = links.queued_nbytes(offload_link())
     down = float(way.seconds(num_new, num_new * victim.block_nbytes, queued))
-    left = max(0.0, down - step_seconds)
-    num_running = max(1, victim.around.num_running)
-    share = 1.0 - (1.0 - 1.0 / victim.block_size) ** num_running  # of steps that write into one
-    num_written = max(1.0, num_running / victim.block_size / share)
-    each = share * float(way.seconds(num_written, num_written * victim.block_nbytes))
+    another = _share_of_steps(victim, victim.around.num_running - 1)
+    share, each = _wait_for_written(victim, links)
+    first = another * min(each, down)
+    left = max(0.0, down - first - step_seconds)
+    each = share * min(each, left)
     num_steps, rest = divmod(left, each + step_seconds) if left else (0.0, 0.0)
-    return num_steps * each + min(each, rest)
+    return first + num_steps * each + min(each, rest)
 
 
-def _back_seconds(victim: Victim, links: Links, prefill: PrefillModel) -> float:
-    kept = victim.num_kept_blocks
-    by_source = np.bincount(np.asarray(victim.stored_sources[kept:], np.int64), minlength=1)
-    by_source[0] += victim.num_full_blocks - max(kept, len(victim.stored_sources))
+def _later_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
+    """Return for how much longer others wait for the copy of all blocks when the victim is over:
+    for those that would lie below already had it been swapped.
+
+    Who is admitted then waits for the copy itself, and all others with it; what is left is taken
+    step by step, as when a victim is swapped.
+    """
+    around, way = victim.around, links[offload_link()]
+    num_new = victim.num_new_blocks
+    down = float(way.seconds(num_new, num_new * victim.block_nbytes)) - way.latency_seconds
+    share, each = _wait_for_written(victim, links)
+    grown = share * each / (share * each + step_seconds)
+    waits = around.admitted_share + (1.0 - around.admitted_share) * grown
+    return around.crowding * waits * max(0.0, down)
+
+
+def _wait_for_written(victim: Victim, links: Links) -> tuple[float, float]:
+    """Return in which share of steps those that run write into blocks, and the seconds until these
+    are copied.
+
+    Into one in one step of a few, if they are few, and into several in each, if they are many.
+    These are copied ahead of all others: the rest goes on meanwhile, and while the step computes.
+    """
+    num_running, way = max(1, victim.around.num_running), links[offload_link()]
+    share = _share_of_steps(victim, num_running)
+    num_written = max(1.0, num_running / victim.block_size / share)
+    return share, float(way.seconds(num_written, num_written * victim.block_nbytes))
+
+
+def _share_of_steps(victim: Victim, num_running: int) -> float:
+    """Return in which share of steps one of several begins a block."""
+    return 1.0 - (1.0 - 1.0 / victim.block_size) ** max(0, num_running)
+
+
+def _again_seconds(victim: Victim, num_kept: int, prefill: PrefillModel) -> float:
+    """Return by how much computing what is lost delays the victim and all others."""
+    around, context = victim.around, num_kept * victim.block_size
+    num_lost = victim.num_tokens - context
+    added = float(prefill.added_seconds(num_lost, context, around.num_step_tokens))
+    return float(prefill.seconds(num_lost, context)) + around.num_others * added
+
+
+def _back_seconds(victim: Victim, num_kept: int, links: Links, prefill: PrefillModel) -> float:
+    """Return by how much loading what is lost, and computing the tokens behind the last block,
+    delays the victim."""
+    by_source = np.bincount(np.asarray(victim.stored_sources[num_kept:], np.int64), minlength=1)
+    by_source[0] += victim.num_full_blocks - max(num_kept, len(victim.stored_sources))
     idle = links.without_queues()
     back = Loads.of_counts(by_source.tolist(), victim.block_nbytes, idle).seconds(idle)
     context = min(victim.num_full_blocks * victim.block_size, victim.num_tokens - 1)

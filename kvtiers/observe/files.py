@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ def write_whole(contents: Mapping[Path, bytes]) -> None:
             if target.exists() and not target.is_file():
                 target.write_bytes(content)
                 continue
+            if target.exists() and not os.access(target, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
             draft = target.with_name(f".kvtiers-{os.getpid()}-{number}.tmp")
             drafts[draft] = target
             draft.write_bytes(content)

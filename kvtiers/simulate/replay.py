@@ -72,7 +72,7 @@ class Replay:
         began_seconds: of the first measured arrival, on the clock of the timeline.
         seconds: from then to the end. arrival_seconds: to the last arrival.
         num_late: requests that had not been admitted when the last one came.
-        queued: from the arrival to the first admission, a part of the time to the first token.
+        wait: from the arrivals to the first admissions.
         infinite_hit_rate: of a cache that forgets nothing, on the same requests, in the trace's
             blocks, the last of which may be a part.
         num_computed_tokens: by the engine, of prompts and outputs, again or for the first time.
@@ -101,8 +101,8 @@ class Replay:
     seconds: float
     arrival_seconds: float
     num_late: int
+    wait: Percentiles
     ttft: Percentiles
-    queued: Percentiles
     tpot: Percentiles
     itl: Percentiles
     e2e: Percentiles
@@ -143,7 +143,7 @@ class Replay:
         """Return plain data for JSON."""
         names = [name for name in self.__dataclass_fields__ if name != "timeline"]
         plain = {name: getattr(self, name) for name in names}
-        for name in ("ttft", "queued", "tpot", "itl", "e2e", "tokens"):
+        for name in ("wait", "ttft", "tpot", "itl", "e2e", "tokens"):
             plain[name] = asdict(plain[name])
         plain["hit_rate"] = self.tokens.hit_rate
         plain["timeline"] = self.timeline.to_plain()
@@ -305,10 +305,10 @@ class _Drive:
             seconds=seconds,
             arrival_seconds=max(0.0, self._last_arrival - (self._began or 0.0)),
             num_late=sum((it.admitted_at or 0.0) > self._last_arrival for it in served),
-            ttft=Percentiles.of([it.ttft_seconds for it in served if it.ttft_seconds is not None]),
-            queued=Percentiles.of(
+            wait=Percentiles.of(
                 [it.admitted_at - it.arrived_at for it in served if it.admitted_at is not None]
             ),
+            ttft=Percentiles.of([it.ttft_seconds for it in served if it.ttft_seconds is not None]),
             tpot=Percentiles.of([it.tpot_seconds for it in served if it.tpot_seconds is not None]),
             itl=Percentiles.of(self._itl),
             e2e=Percentiles.of([it.e2e_seconds for it in served]),

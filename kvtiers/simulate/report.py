@@ -34,7 +34,7 @@ def rows(replays: Sequence[Replay]) -> list[Row]:
     """Return the numbers that people compare, the same ones for every replay."""
     marks = [(name, mark) for name in ("ttft", "itl", "e2e") for mark in ("p50", "p90", "p99")]
     marks.insert(6, ("tpot", "p90"))
-    marks.insert(3, ("queued", "p90"))
+    marks.insert(3, ("wait", "p90"))
     found = [
         _row(f"{_TIMES[name]} {mark}", replays, _percentile(name, mark), _seconds)
         for name, mark in marks
@@ -234,7 +234,7 @@ def _why(reason: str) -> str:
 
 _TIMES: Final = {
     "ttft": "TTFT",
-    "queued": "queued",
+    "wait": "queued",
     "tpot": "TPOT",
     "itl": "ITL",
     "e2e": "end to end",
@@ -294,8 +294,8 @@ def _percentile(name: str, mark: str) -> Callable[[Replay], float | None]:
 
 def _queued(replay: Replay) -> float | None:
     """Return how much of the times to the first token requests waited for their admission."""
-    queued, ttft = replay.queued.mean, replay.ttft.mean
-    return queued / ttft if queued is not None and ttft else None
+    wait, ttft = replay.wait.mean, replay.ttft.mean
+    return wait / ttft if wait is not None and ttft else None
 
 
 def _hits(tier: str) -> Callable[[Replay], float | None]:

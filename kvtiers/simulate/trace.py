@@ -20,7 +20,7 @@ Int64s = npt.NDArray[np.int64]
 CONVERSATION_BLOCK_SIZE: Final = 512
 _ROOT: Final = -1
 _MOST_NESTED: Final = 100  # sub-agents within sub-agents
-_SUB_AGENT: Final = ("block_size", "hash_id_scope")  # what is said of the whole session
+_OF_SESSIONS: Final = {"block_size": None, "hash_id_scope": "local"}  # names to defaults
 
 
 class TraceFormat(Enum):
@@ -253,8 +253,9 @@ def _flat(
     agent: Fields, start: float, session: Fields, depth: int
 ) -> Iterator[tuple[float, Fields]]:
     """Yield the requests of an agent with those of its sub-agents, and when their time begins."""
-    for name in _SUB_AGENT:
-        if agent.values.get(name, session.values.get(name)) != session.values.get(name):
+    for name, default in _OF_SESSIONS.items():
+        whole = session.values.get(name, default)
+        if agent.values.get(name, whole) != whole:
             fail(agent.place, f"{name!r} differs from that of the session; write it there only")
     if depth > _MOST_NESTED:
         fail(session.place, f"has sub-agents more than {_MOST_NESTED} deep; that is no session")

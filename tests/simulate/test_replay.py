@@ -124,9 +124,9 @@ def test_what_a_cache_that_forgets_nothing_hits_is_of_what_was_served():
 def test_time_in_the_queue_is_a_part_of_the_time_to_the_first_token():
     busy = run(arrivals=ArrivalPlan(speed=50.0))
     idle = run(arrivals=ArrivalPlan(speed=0.01))
-    assert busy.queued.num == busy.ttft.num == 150
-    assert 0.9 * busy.ttft.mean < busy.queued.mean < busy.ttft.mean
-    assert idle.queued.p90 < 0.01 * idle.ttft.p90
+    assert busy.wait.num == busy.ttft.num == 150
+    assert 0.9 * busy.ttft.mean < busy.wait.mean < busy.ttft.mean
+    assert idle.wait.p90 < 0.01 * idle.ttft.p90
 
 
 def test_files_of_the_machine_that_a_configuration_is_for_are_not_touched(tmp_path):

@@ -87,8 +87,14 @@ class Admission:
         whole = num // settings.hash_tokens * settings.blocks_per_hash
         return (request.new.num_sequences - 1) * (settings.blocks_for(num) - whole)
 
-    def find_loads(self, request: Request, claims: Sequence[Claim]) -> bool:
-        """Ask what kvtiers would bring; False where it has yet to find out."""
+    def find_loads(self, request: Request, claims: Sequence[Claim], *, reloads: bool) -> bool:
+        """Ask what kvtiers would bring; False where it has yet to find out.
+
+        Args:
+            reloads: otherwise nothing is brought, whatever there is.
+        """
+        if not reloads:
+            return True
         size = self._settings.hash_tokens
         head = claims[0]
         for claim in claims:

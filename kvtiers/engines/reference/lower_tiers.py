@@ -47,15 +47,14 @@ class LowerTiers:
             sequence.sequence_id, sequence.hashes, sequence.num_known, num_local
         )
 
-    def swap_pays(self, request: Request, around: Surroundings) -> bool:
-        """Whether to swap a victim that leaves others behind, or to recompute it."""
+    def swap_pays(self, request: Request, num_tokens: int, around: Surroundings) -> bool:
+        """Whether to swap a victim that leaves others behind, or to recompute it; asked when it
+        gives way, and when it returns and meets others."""
         if self._connector is None:
             return False
-        head = request.live[0]
-        mode, num = self._settings.preemption, max(1, head.num_computed)
-        places = request.num_places
-        name = head.sequence_id
-        return self._connector.preemption(name, num, places, mode, around).swap
+        name, mode = request.live[0].sequence_id, self._settings.preemption
+        plan = self._connector.preemption(name, num_tokens, request.num_places, mode, around)
+        return plan.swap
 
     # -- commands ---------------------------------------------------------------------
 

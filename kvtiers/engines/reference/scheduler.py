@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
 
 from kvtiers.cost.preempt import Surroundings
-from kvtiers.engines.reference.admission import Admission, fits
+from kvtiers.engines.reference.admission import Admission, Claim, fits
 from kvtiers.engines.reference.block_pool import BlockPool
 from kvtiers.engines.reference.lower_tiers import LowerTiers
 from kvtiers.engines.reference.queues import RequestQueue
 from kvtiers.engines.reference.requests import Request, State, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings, Policy
-
-_NEWEST_AWAY: Final = 0.25  # weight of the last one in the mean
+from kvtiers.engines.reference.turnover import Turnover
 
 
 @dataclass(slots=True)
@@ -72,11 +70,7 @@ class Scheduler:
         self._tiers = tiers
         self._admission = Admission(settings, pool, tiers)
         self._num_admitted = 0
-        # Of each victim, how many blocks the pool had handed out when it lost its own; and how many
-        # more it has handed out, of late, until one was back: the victim's among the first. Until
-        # one was back, nothing is counted on.
-        self._away: dict[str, int] = {}
-        self._num_taken_away: float | None = None
+        self._turnover = Turnover(pool)
 
     def schedule(self) -> Schedule:
         """Return the next step; who it preempts and admits is so from now on."""
@@ -88,7 +82,9 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks away: they are copied down, or it begins again."""
-        if not self._tiers.swap_pays(request, self._around(request)):
+        around = self._around(request, self._kept_tokens(request))
+        num_tokens = max(1, request.live[0].num_computed)
+        if not self._tiers.swap_pays(request, num_tokens, around):
             self.restart(request)
             return
         self._tiers.swapped(request)
@@ -128,7 +124,7 @@ class Scheduler:
     def _give_way(self, request: Request, state: State) -> None:
         """Free a victim's blocks, and queue it in front of others."""
         self.running.remove(request)
-        self._away[request.request_id] = self.pool.num_taken
+        self._turnover.gave_way(request.request_id)
         self.num_preemptions += 1
         self.release(request)
         request.state = state
@@ -222,31 +218,33 @@ class Scheduler:
             if verdict is _Verdict.OVER_SHARE:
                 over.add(request.new.tenant)
 
-    def _around(self, victim: Request) -> Surroundings:
-        """Return whom a victim leaves behind, and what it will find in HBM when it returns."""
+    def _around(self, victim: Request, kept_tokens: Sequence[int]) -> Surroundings:
+        """Return whom a victim leaves behind, or meets when it returns."""
         running = [it for it in self.running if it is not victim and not it.loading]
-        num_tokens = sum(it.num_places for it in running)
-        for request in self.queue:
-            if num_tokens >= self.settings.max_num_batched_tokens:
-                break
-            if request.state is not State.SWAPPED:
-                num_tokens += sum(sequence.num_known for sequence in request.live)
-        taken, away = self.pool.num_taken, self._away.values()
-        kept = 0.0
-        if self._num_taken_away is not None and self.settings.prefix_caching:
-            so_far = sum(taken - then for then in away) / max(len(away), 1)
-            lost = max(self._num_taken_away, so_far) - self.pool.num_free
-            kept = victim.num_blocks - max(0.0, lost)
         return Surroundings(
             num_running=len(running),
-            num_waiting=len(self.queue),
-            num_step_tokens=min(num_tokens, self.settings.max_num_batched_tokens),
-            num_kept_tokens=max(0, int(kept)) * self.settings.block_size,
+            num_waiting=len(self.queue) - (victim.state is not State.RUNNING),
+            num_step_tokens=sum(it.num_places for it in running),
+            kept_tokens=tuple(kept_tokens) or (0,),
+            admitted_share=self._turnover.admitted_share,
         )
+
+    def _kept_tokens(self, victim: Request) -> Sequence[int]:
+        """Return what HBM may keep of a victim, as several guesses."""
+        if not self.settings.prefix_caching:
+            return ()
+        kept = self._turnover.kept_blocks(victim.num_blocks)
+        return [num * self.settings.block_size for num in kept]
+
+    def _reload_pays(self, request: Request, claims: Sequence[Claim]) -> bool:
+        """Whether a swapped request still is reloaded, by what HBM has kept of it after all."""
+        around = self._around(request, [claims[0].num_local])
+        num_copied = request.live[0].num_known - 1  # the last token never was computed
+        return self._tiers.swap_pays(request, max(1, num_copied), around)
 
     def _dequeue(self, request: Request) -> None:
         self.queue.remove(request)
-        self._away.pop(request.request_id, None)
+        self._turnover.forget(request.request_id)
 
     def _try(self, request: Request, step: Schedule, over: set[str]) -> _Verdict:
         """Give a request its blocks, if there are enough, and its first chunk."""
@@ -258,13 +256,13 @@ class Scheduler:
         num_places = sum(running.num_places for running in self.running)
         if num_places + request.num_places > self.settings.max_num_seqs:
             return _Verdict.NO_ROOM
-        if not self._admission.find_loads(request, claims):
+        reloads = request.state is not State.SWAPPED or self._reload_pays(request, claims)
+        if not self._admission.find_loads(request, claims, reloads=reloads):
             return _Verdict.ASK_AGAIN
+        self._turnover.returns(request.request_id)
+        num_taken = self.pool.num_taken
         self._admission.allocate(request, claims)
-        if request.request_id in self._away:
-            taken = self.pool.num_taken - self._away[request.request_id]
-            of_late = taken if self._num_taken_away is None else self._num_taken_away
-            self._num_taken_away = of_late + _NEWEST_AWAY * (taken - of_late)
+        self._turnover.admitted(self.pool.num_taken - num_taken)
         self._dequeue(request)
         request.state = State.RUNNING
         request.order = self._num_admitted

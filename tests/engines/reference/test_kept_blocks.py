@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from kvtiers.cost.preempt import PreemptMode
+from kvtiers.engines.reference.admission import Admission
 from kvtiers.engines.reference.lower_tiers import LowerTiers
 
 from .engines import engine_of, request_of, settings_of
@@ -14,11 +15,11 @@ SIZE = 4
 
 @dataclass
 class Asked:
-    """About a victim: its blocks, those that are free, and the tokens that HBM should keep."""
+    """About a victim: its blocks, those that are free, and the tokens that HBM may keep."""
 
     num_blocks: int
     num_free: int
-    num_kept_tokens: int
+    kept_tokens: tuple[int, ...]
     away: list[int]  # blocks handed out while earlier ones were away, as far as they are back
 
 
@@ -31,19 +32,30 @@ def serve(monkeypatch):
         engine = engine_of(settings_of(20, preemption=PreemptMode.COST, **knobs))
         pool, left, away, asked = engine.scheduler.pool, {}, [], []
 
-        def swap_pays(self, request, around):
-            kept = around.num_kept_tokens
+        def swap_pays(self, request, num_tokens, around):
+            kept = around.kept_tokens
+            left[request.request_id] = pool.num_taken
             asked.append(Asked(request.num_blocks, pool.num_free, kept, away.copy()))
             return False
 
+        def allocated(self, request, claims):
+            if request.request_id in left:
+                away.append(pool.num_taken - left.pop(request.request_id))
+            allocate(self, request, claims)
+
+        allocate = Admission.allocate
         monkeypatch.setattr(LowerTiers, "swap_pays", swap_pays)
-        for name, num_prompt, num_output in (("a", 20, 9), ("b", 8, 40), ("long", 44, 18)):
+        monkeypatch.setattr(Admission, "allocate", allocated)
+        for name, num_prompt, num_output in (
+            ("a", 20, 9),
+            ("b", 8, 40),
+            ("long", 44, 18),
+            ("c", 30, 20),
+            ("d", 24, 20),
+        ):
             engine.add(request_of(name, num_prompt, num_output))
         while engine.num_unfinished:
-            before = pool.num_taken
-            report = engine.step()
-            left |= dict.fromkeys(report.preempted, before)
-            away += [pool.num_taken - left.pop(it) for it in report.admitted if it in left]
+            engine.step()
         return asked
 
     return serve
@@ -51,18 +63,19 @@ def serve(monkeypatch):
 
 def test_nothing_is_counted_on_until_a_victim_was_back(serve):
     first, *_ = serve()
-    assert first.num_kept_tokens == 0
+    assert first.kept_tokens == (0,)
 
 
-def test_then_it_is_what_was_not_handed_out_while_that_one_was_away(serve):
+def test_then_it_is_what_others_were_not_handed_out_while_each_was_away(serve):
     asked = serve()
-    _, second, *_ = asked
-    assert len(second.away) == 1
-    lost = max(0, second.away[0] - second.num_free)
-    assert second.num_kept_tokens == (second.num_blocks - lost) * SIZE > 0
+    assert len(asked[-1].away) > 1
+    for one in asked[1:]:
+        lost = [max(0, num - one.num_free) for num in one.away]
+        assert one.kept_tokens == tuple(max(0, one.num_blocks - num) * SIZE for num in lost)
+    assert any(max(one.kept_tokens) for one in asked)
 
 
 def test_without_a_prefix_cache_nothing_is_kept(serve):
     asked = serve(prefix_caching=False)
     assert len(asked) > 1
-    assert {it.num_kept_tokens for it in asked} == {0}
+    assert {it.kept_tokens for it in asked} == {(0,)}

@@ -1,5 +1,7 @@
 """What the scheduler says of a victim's surroundings is what they are."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvtiers.cost.preempt import PreemptMode, Surroundings
@@ -21,11 +23,9 @@ def listened(engine):
     return heard
 
 
-@pytest.mark.parametrize(
-    ("waiting", "num_step_tokens"), [((), 2), ((7,), 2 + 7), ((7, 9), 2 + 7 + 9), ((7, 40), 32)]
-)
-def test_those_that_run_and_wait_are_counted_with_what_they_compute(waiting, num_step_tokens):
-    """Three decode until the pool is full; the budget of a step is 32 tokens."""
+@pytest.mark.parametrize("waiting", [(), (7,), (7, 9)])
+def test_those_that_run_and_wait_are_counted(waiting):
+    """Three decode until the pool is full: two of them go on."""
     knobs = settings_of(18, watermark=0.0, max_num_seqs=3, preemption=PreemptMode.SWAP)
     engine = engine_of(knobs, tiers_of())
     heard = listened(engine)
@@ -35,7 +35,10 @@ def test_those_that_run_and_wait_are_counted_with_what_they_compute(waiting, num
         engine.add(request_of(f"w{idx}", num_tokens))
     while not heard:
         engine.step()
-    assert heard == [("r2", Surroundings(2, len(waiting), num_step_tokens, 0))]
+    ((name, around),) = heard
+    assert name == "r2"
+    assert replace(around, admitted_share=0.0) == Surroundings(2, len(waiting), 2)
+    assert 0.8 < around.admitted_share < 1  # 15 blocks of prompts, and few of decodes
 
 
 def test_who_waits_for_a_load_computes_nothing_and_nobody_delays_it():
@@ -57,9 +60,8 @@ def test_who_waits_for_a_load_computes_nothing_and_nobody_delays_it():
         engine.step()
     assert engine.state("loads") is State.RUNNING
     assert engine.gauges.num_loading == 1
-    ((victim, around),) = heard
-    assert victim == "r2"
-    assert (around.num_running, around.num_waiting, around.num_step_tokens) == (2, 0, 2)
+    ((name, around),) = heard
+    assert (name, replace(around, admitted_share=0.0)) == ("r2", Surroundings(2, 0, 2))
 
 
 def test_who_was_swapped_waits_and_computes_nothing():
@@ -70,7 +72,8 @@ def test_who_was_swapped_waits_and_computes_nothing():
         engine.add(request_of(f"r{idx}", 20, 40))
     while len(heard) < 2:
         engine.step()
-    assert heard[1] == ("r1", Surroundings(1, 1, 1, 0))
+    name, around = heard[1]
+    assert (name, around.num_running, around.num_waiting, around.num_step_tokens) == ("r1", 1, 1, 1)
 
 
 def victims(engine):
@@ -87,23 +90,55 @@ def victims(engine):
     for idx in range(8):
         engine.add(request_of(f"r{idx}", 30, 12))
     run(engine)
-    told = [around.num_kept_tokens for _, around in heard]
-    names = [name for name, _ in heard]
-    assert len(set(names)) == len(names) > 4
+    gave_way = {}
+    for name, around in heard:  # a swapped one is asked about again when it returns
+        gave_way.setdefault(name, around)
+    assert len(gave_way) == engine.gauges.num_preemptions > 4
     came_back = dict(found)  # the last time, which is the second
-    return told, [came_back[name] for name in names]
+    told = [max(around.kept_tokens) for around in gave_way.values()]
+    return told, [came_back[name] for name in gave_way]
 
 
 @pytest.mark.parametrize("mode", PreemptMode)
-def test_hbm_is_counted_on_for_no_more_than_a_victim_will_find_there(mode):
+def test_hbm_is_counted_on_for_what_a_victim_will_find_there_to_a_block(mode):
     """And not before one has come back, which tells what others will find."""
     knobs = {"watermark": 0.0, "max_num_seqs": 2, "preemption": mode}
-    told, found = victims(engine_of(settings_of(18, **knobs), tiers_of()))
+    settings = settings_of(18, **knobs)
+    told, found = victims(engine_of(settings, tiers_of()))
     assert told[0] == 0
-    assert all(0 < a <= b for a, b in zip(told[1:], found[1:], strict=True))
+    assert min(found) > 2 * settings.block_size
+    assert all(abs(a - b) <= settings.block_size for a, b in zip(told[1:], found[1:], strict=True))
 
 
 def test_without_prefix_caching_hbm_is_not_counted_on():
     knobs = {"watermark": 0.0, "max_num_seqs": 2, "prefix_caching": False}
     told, found = victims(engine_of(settings_of(18, **knobs), tiers_of()))
     assert not any(told + found)
+
+
+@pytest.mark.parametrize("reloads", [True, False])
+def test_a_swapped_request_is_asked_about_again_when_it_returns(reloads):
+    """By then it is known what HBM has kept of it, and what was copied down may be left there."""
+    knobs = settings_of(18, watermark=0.0, preemption=PreemptMode.COST)
+    engine = engine_of(knobs, tiers_of())
+    connector, asked = engine.runner.connector, []
+    ask = connector.preemption
+
+    def asked_about(name, num_tokens, places, mode, around):
+        plan = ask(name, num_tokens, places, mode, around)
+        first = all(name != other for other, _, _ in asked)
+        asked.append((name, num_tokens, around.kept_tokens))
+        return replace(plan, swap=first or reloads)
+
+    connector.preemption = asked_about
+    for idx in range(2):
+        engine.add(request_of(f"r{idx}", 20, 40))
+    served = [it for report in run(engine) for it in report.finished]
+    (left, returned) = asked[:2]
+    assert left[:2] == returned[:2]  # the same one, with as many tokens
+    assert left[2] == (0,)  # a guess
+    assert returned[2] == (3 * knobs.block_size,)  # which the other one did not take
+    (victim,) = (it for it in served if it.request_id == returned[0])
+    assert victim.num_swaps >= 1
+    assert (victim.num_reloaded_tokens > 0) == reloads
+    assert (victim.num_recomputed_tokens > knobs.block_size) != reloads
