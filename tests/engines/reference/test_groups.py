@@ -82,15 +82,32 @@ def test_the_place_of_a_sequence_that_is_over_is_free():
     assert engine.state("g") is State.RUNNING
 
 
-def swapped_group():
+def test_the_tokens_of_a_group_are_those_of_all_its_sequences():
+    engine = engine_of(settings_of(), tiers_of())
+    engine.add(request_of("g", 10, 3, num_sequences=2))
+    assert [report.num_tokens for report in run(engine)] == [{"g": 10}, {"g": 2}, {"g": 2}]
+
+
+def swapped_group(offload="eager"):
     """An engine in which a group of two is swapped, and that group."""
-    engine = engine_of(settings_of(17, watermark=0.0), tiers_of(mode="always"))
+    engine = engine_of(settings_of(17, watermark=0.0), tiers_of(mode="always", offload=offload))
     for idx in range(2):
         engine.add(request_of(f"g{idx}", 10, 14, num_sequences=2))
     while not engine.gauges.num_swapped:
         engine.step()
     (group,) = [it for it in engine.scheduler.queue if it.state is State.SWAPPED]
     return engine, group
+
+
+def test_all_sequences_of_a_group_are_copied_down():
+    engine, group = swapped_group("lazy")
+    num_full = [sequence.num_known - 1 for sequence in group.sequences]
+    while group.state is State.SWAPPED:
+        engine.pool.forget_all()
+        engine.step()
+    wanted = sum(num // 4 * 4 for num in num_full) - 8  # what they share comes once
+    assert group.num_reloaded_tokens == wanted > 16
+    run(engine)
 
 
 def test_a_group_that_comes_back_needs_no_blocks_to_part_once_more():
