@@ -65,7 +65,7 @@ class Adaptive:
         if self._heir is not None:
             self._heir.admitted(key)
             self._told.add(key)
-        self._asked(name)
+        self._asked(name, hit=False)
 
     def touched(self, key: BlockKey) -> None:
         """Tell the leader, and let the rules compete for the key."""
@@ -75,7 +75,7 @@ class Adaptive:
         self._policy.touched(key)
         if self._heir is not None and key in self._told:
             self._heir.touched(key)
-        self._asked(name)
+        self._asked(name, hit=True)
 
     def exposed(self, key: BlockKey) -> None:
         """Tell the leader."""
@@ -108,8 +108,8 @@ class Adaptive:
             return Cost(self._capacity, self._value, self._memory)
         return RULES[name](self._capacity)
 
-    def _asked(self, name: int) -> None:
-        if self._contest.asked(name):
+    def _asked(self, name: int, *, hit: bool) -> None:
+        if self._contest.asked(name, hit):
             self._heir = self._make(self._contest.leader)
             self._told = set()
             self._untold = list(reversed(self._exposed))
