@@ -45,7 +45,8 @@ class Adaptive:
         self._memory = Memory(capacity)
         rules = {**RULES, "cost": lambda size: Cost(size, None, self._memory, name_of)}
         self._contest = Contest(capacity, rules, FIRST)
-        self._exposed: OrderedDict[BlockKey, bool] = OrderedDict()  # in order of use
+        self._used: OrderedDict[BlockKey, None] = OrderedDict()  # blocks that are here, in order
+        self._exposed: set[BlockKey] = set()
         self._policy = self._make(FIRST)
         self._heir: EvictionPolicy | None = None
         self._told: set[BlockKey] = set()  # the blocks that the heir knows
@@ -60,40 +61,47 @@ class Adaptive:
         """Tell the leader, and let the rules compete for the key."""
         name = fingerprint(key)
         self._memory.note(name)
-        self._exposed[key] = False
+        self._used[key] = None
         self._policy.admitted(key)
         if self._heir is not None:
             self._heir.admitted(key)
             self._told.add(key)
-        self._asked(name, hit=False)
+        if self._contest.asked(name, hit=False):
+            self._crown()
+        if self._heir is not None:
+            self._tell(self._heir)
 
     def touched(self, key: BlockKey) -> None:
         """Tell the leader, and let the rules compete for the key."""
         name = fingerprint(key)
         self._memory.note(name)
-        self._exposed.move_to_end(key)
+        self._used.move_to_end(key)
         self._policy.touched(key)
         if self._heir is not None and key in self._told:
             self._heir.touched(key)
-        self._asked(name, hit=True)
+        if self._contest.asked(name, hit=True):
+            self._crown()
+        if self._heir is not None:
+            self._tell(self._heir)
 
     def exposed(self, key: BlockKey) -> None:
         """Tell the leader."""
-        self._exposed[key] = True
+        self._exposed.add(key)
         self._policy.exposed(key)
         if self._heir is not None and key in self._told:
             self._heir.exposed(key)
 
     def shielded(self, key: BlockKey) -> None:
         """Tell the leader."""
-        self._exposed[key] = False
+        self._exposed.discard(key)
         self._policy.shielded(key)
         if self._heir is not None and key in self._told:
             self._heir.shielded(key)
 
     def removed(self, key: BlockKey) -> None:
         """Tell the leader."""
-        del self._exposed[key]
+        del self._used[key]
+        self._exposed.discard(key)
         self._policy.removed(key)
         if self._heir is not None and key in self._told:
             self._heir.removed(key)
@@ -108,22 +116,19 @@ class Adaptive:
             return Cost(self._capacity, self._value, self._memory)
         return RULES[name](self._capacity)
 
-    def _asked(self, name: int, *, hit: bool) -> None:
-        if self._contest.asked(name, hit):
-            self._heir = self._make(self._contest.leader)
-            self._told = set()
-            self._untold = list(reversed(self._exposed))
-        if self._heir is not None:
-            self._tell(self._heir)
+    def _crown(self) -> None:
+        """Begin to make the winner of the contest the leader."""
+        self._heir = self._make(self._contest.leader)
+        self._told = set()
+        self._untold = list(reversed(self._used))
 
     def _tell(self, heir: EvictionPolicy) -> None:
         """Tell the heir of the next blocks; once it knows all, it leads."""
         for _ in range(min(_MOVED_AT_ONCE, len(self._untold))):
             key = self._untold.pop()
-            may_leave = self._exposed.get(key)
-            if may_leave is not None and key not in self._told:
+            if key in self._used and key not in self._told:
                 heir.admitted(key)
-                if may_leave:
+                if key in self._exposed:
                     heir.exposed(key)
                 self._told.add(key)
         if not self._untold:

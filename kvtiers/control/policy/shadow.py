@@ -22,7 +22,7 @@ _LEAST_GAIN: Final = 0.015  # what a change of leader must bring
 _DEVIATIONS: Final = 3.0  # and by how many standard errors
 _SETTLING: Final = 2  # periods in which a new leader's tier is still as the old one left it
 _FADING: Final = 31 / 32  # what a period counts in the next, where shadows are compared to tiers
-_UNSURE_HITS: Final = 64.0  # a shadow with as few is not yet known to be better or worse than its tier
+_UNSURE_HITS: Final = 64.0  # with so few, a shadow is half believed to be like any other
 
 
 def name_of(stand_in: BlockKey) -> int:
@@ -51,7 +51,7 @@ class Shadow:
             self._num_hits += 1
             policy.touched(key)
             return
-        if len(resident) >= self._capacity:
+        if len(resident) == self._capacity:
             victim = policy.next_victim()
             if victim is not None:
                 policy.removed(victim)
@@ -84,6 +84,7 @@ class Contest:
         self._one_in = max(1, round(capacity / size))
         size = max(1, round(capacity / self._one_in))
         self._shadows = {name: Shadow(size, make(size)) for name, make in rules.items()}
+        self._each = tuple(self._shadows.values())
         self._size = size
         self._left_of_period = size
         self._num_tier_hits = 0
@@ -92,7 +93,7 @@ class Contest:
         self._periods: deque[dict[str, int]] = deque(maxlen=_PERIODS)
         self._led: dict[str, tuple[float, float]] = {}  # hits of the tier, and of the shadow
 
-    def asked(self, name: int, hit: bool) -> bool:
+    def asked(self, name: int, *, hit: bool) -> bool:
         """Note that a key of this fingerprint was asked for; whether the leader has changed.
 
         Args:
@@ -101,7 +102,7 @@ class Contest:
         if (name * _MIX >> 5 & 0xFFFFFFFF) % self._one_in:
             return False
         stand_in = BlockKey(name.to_bytes(4, "big"))  # nothing here refers to the key
-        for shadow in self._shadows.values():
+        for shadow in self._each:
             shadow.asked(stand_in)
         self._num_tier_hits += hit
         self._left_of_period -= 1
