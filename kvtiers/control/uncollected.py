@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 
 def uncollected(item: object) -> None:
@@ -15,10 +16,14 @@ def uncollected(item: object) -> None:
         _untrack(item)
 
 
-try:
-    _untrack = ctypes.pythonapi.PyObject_GC_UnTrack
-except AttributeError:  # an interpreter that has another collector
-    _untrack = None
-else:
-    _untrack.argtypes = [ctypes.py_object]
-    _untrack.restype = None
+def _find() -> Callable[[object], object] | None:
+    try:
+        found = ctypes.pythonapi.PyObject_GC_UnTrack
+    except AttributeError:  # an interpreter that has another collector
+        return None
+    found.argtypes = [ctypes.py_object]
+    found.restype = None
+    return found
+
+
+_untrack = _find()
