@@ -10,7 +10,7 @@ from kvtiers.control.policy.base import EvictionPolicy
 from kvtiers.model.keys import BlockKey
 
 _BLOCKS: Final = 512  # of a shadow
-_MOST_SHARE: Final = 4  # a shadow of a small tier has one block in so many of it
+_MOST_SHARE: Final = 8  # a shadow of a small tier has one block in so many of it
 _LEAST_BLOCKS: Final = 128  # but so many, if the tier has them
 # A period is as many keys asked for as a shadow has blocks. The first ones are not judged: it is
 # the span that `cost` learns from.
@@ -21,7 +21,9 @@ _MIX: Final = 0xC2B2AE35  # of MurmurHash3
 _LEAST_GAIN: Final = 0.015  # what a change of leader must bring
 _DEVIATIONS: Final = 3.0  # and by how many standard errors
 _SETTLING: Final = 2  # periods in which a new leader's tier is still as the old one left it
-_FADING: Final = 31 / 32  # what a period counts in the next, where shadows are compared to tiers
+# What a period counts in the next, where a shadow is compared to its tier, of the leader and of
+# those that led before, which are tried again after a while.
+_FADING, _FADING_LATER = 31 / 32, 127 / 128
 _UNSURE_HITS: Final = 64.0  # with so few, a shadow is half believed to be like any other
 
 
@@ -118,7 +120,9 @@ class Contest:
         if not self._warm:
             self._warm = self._num_periods >= _WARM_UP
             return False
-        self._led = {name: (a * _FADING, b * _FADING) for name, (a, b) in self._led.items()}
+        for name, (of_tier, of_shadow) in self._led.items():
+            fading = _FADING if name == self.leader else _FADING_LATER
+            self._led[name] = fading * of_tier, fading * of_shadow
         if self._num_periods > _SETTLING:
             of_tier, of_shadow = self._led.get(self.leader, (0.0, 0.0))
             self._led[self.leader] = of_tier + num_tier_hits, of_shadow + hits[self.leader]
