@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvtiers.control.policy.adaptive import RULES
+from kvtiers.control.policy.adaptive import RULES, Adaptive
 from kvtiers.control.policy.lines import Fifo, Line, Node
 from kvtiers.control.policy.lru import LRU
 from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges
@@ -168,3 +168,52 @@ def test_leader_whose_tier_finds_less_than_its_shadow_gives_way():
             leaders.append(contest.leader)
     assert leaders[:2] == ["w-tinylfu", "lru"]
     assert len(leaders) < 10  # it is tried again, but not soon
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule_that_is_given_up_shrinks_to_nothing(name: str):
+    policy = RULES[name](200)
+    for key in keys(*range(200)):
+        policy.admitted(key)
+        policy.exposed(key)
+    policy.touched(keys(7)[0])
+    assert policy.next_victim() is not None
+    steps = 1
+    while policy.shrink(8):
+        steps += 1
+    assert policy.next_victim() is None
+    assert steps == 200 // 8
+
+
+def test_adaptive_keeps_the_order_of_use_over_two_changes(monkeypatch):
+    """One change follows while the first heir is told: LRU still learns who was used when."""
+    calls = 0
+
+    def changing(contest: Contest, name: int, *, hit: bool) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls in (400, 410):
+            contest.leader = "lru"
+        return calls in (400, 410)
+
+    monkeypatch.setattr(Contest, "asked", changing)
+    policy = Adaptive(300)
+    names = keys(*range(300))
+    used: dict[BlockKey, int] = {}
+    for clock, key in enumerate([*names, *names[::3]]):
+        if key in used:
+            policy.touched(key)
+        else:
+            policy.admitted(key)
+            policy.exposed(key)
+        used[key] = clock
+    for clock in range(60):  # the last to be used are used again, while the heir is told
+        key = names[297 - 3 * (clock % 3)]
+        policy.touched(key)
+        used[key] = 1000 + clock
+    assert policy._heir is None
+    for _ in range(290):
+        victim = policy.next_victim()
+        assert victim == min(used, key=used.__getitem__)
+        policy.removed(victim)
+        del used[victim]

@@ -259,6 +259,14 @@ class OnLines:
         """Drop all that is known of the block."""
         self._drop(key)
 
+    def shrink(self, num: int) -> bool:
+        """Forget so many blocks, whichever; False if there are none left."""
+        for _ in range(min(num, len(self._nodes))):
+            _, node = self._nodes.popitem()
+            self._num_exposed -= node.exposed
+            node.line.drop(node)
+        return bool(self._nodes)
+
     def _drop(self, key: BlockKey) -> Node:
         """Forget a block that is gone; its node still says which line it left."""
         node = self._nodes.pop(key)

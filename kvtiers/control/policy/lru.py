@@ -72,6 +72,13 @@ class LRU:
                 first = other
         return None if first is None else first[1]
 
+    def shrink(self, num: int) -> bool:
+        """Forget so many blocks, whichever; False if there are none left."""
+        for _ in range(min(num, len(self._last_use))):
+            key, _ = self._last_use.popitem()
+            self.shielded(key)
+        return bool(self._last_use)
+
     def _top(self, heap: list[tuple[int, BlockKey]]) -> tuple[int, BlockKey] | None:
         last_use, exposed = self._last_use, self._exposed
         while heap:
