@@ -26,7 +26,7 @@ def churn(
     exposed: set[BlockKey] = set()
     for idx in range(num):
         key = names[rng.randrange(len(names))]
-        shut = idx // 3000 % 2
+        shut = idx // 5000 % 2
         if rng.random() < 0.2:
             apply("touched", key)
         elif key in exposed and rng.random() < (0.9 if shut else 0.1):
@@ -62,7 +62,7 @@ def test_lru_names_the_least_recently_used_while_it_sweeps(asked_every: int):
             num_rows = len(policy._heap) + len(policy._unswept) + len(policy._new)
             assert len(policy._queued) == num_rows
 
-    churn(random.Random(1), names, apply, 12_000)
+    churn(random.Random(1), names, apply, 20_000)
     assert len(policy._queued) < NUM_BLOCKS + 2 * len(exposed) + 200
 
 
@@ -93,7 +93,7 @@ def test_line_names_the_first_while_it_sweeps(asked_every: int):
                 assert each.first() is min(here, key=lambda it: it.order, default=None)
                 assert each.num_exposed == len(here)
 
-    churn(rng, names, apply, 12_000)
+    churn(rng, names, apply, 20_000)
     for each in (line, other):
         assert each.size == sum(node.line is each for node in nodes.values())
         assert len(each._heap) + len(each._unswept) < 2 * NUM_BLOCKS
@@ -125,8 +125,9 @@ def test_turns_come_in_order_while_the_given_up_ones_are_swept():
         assert len(line._turns) + len(line._swept) <= 2 * line.size + 70
 
 
-def test_sketch_counts_alike_while_it_halves():
+def test_sketch_counts_alike_while_it_halves(monkeypatch):
     """A table of more than one part, of which counts are read and noted amid the halving."""
+    monkeypatch.setattr("kvtiers.control.policy.sketch._HALVED_AT_ONCE", 64)  # it takes 400 notes
     sketch, rng = Sketch(100), random.Random(4)
     table = [0] * sketch._size
     left, halvings = 1000, 0
@@ -217,3 +218,73 @@ def test_adaptive_keeps_the_order_of_use_over_two_changes(monkeypatch):
         assert victim == min(used, key=used.__getitem__)
         policy.removed(victim)
         del used[victim]
+
+
+def test_rows_of_blocks_that_came_and_went_are_forgotten_though_an_older_one_stays():
+    policy, line = LRU(), Line()
+    first, *others = keys(*range(5000))
+    policy.admitted(first)
+    policy.exposed(first)
+    old = Node(first, line, 0)
+    line.expose(old)
+    for order, key in enumerate(others, start=1):
+        policy.admitted(key)
+        policy.exposed(key)
+        assert policy.next_victim() == first
+        policy.removed(key)
+        node = Node(key, line, order)
+        line.expose(node)
+        assert line.first() is old
+        line.drop(node)
+        assert len(policy._heap) + len(policy._unswept) < 200
+        assert len(line._heap) + len(line._unswept) < 200
+
+
+def test_turns_of_few_blocks_that_are_hit_again_and_again_are_forgotten():
+    rng = random.Random(5)
+    line, gone = Fifo(), Fifo()
+    nodes = [Node(key, line) for key in keys(*range(50))]
+    for clock, node in enumerate(nodes):
+        line.append(node, clock)
+    for clock in range(50, 5000):
+        line.append(nodes[rng.randrange(50)], clock)
+        assert len(line._turns) + len(line._swept) <= 250
+    for node in sorted(nodes, key=lambda it: it.order):
+        assert line.next_turn() is node
+        gone.join(node, 5000)
+
+
+class Drawn:
+    """A shadow of which each period's hits are given."""
+
+    def __init__(self, draw: Callable[[], int]) -> None:
+        self.take_hits = draw
+
+    def asked(self, key: BlockKey) -> None:
+        pass
+
+
+def contest_of(**draws: Callable[[], int]) -> Contest:
+    contest = Contest(100, dict.fromkeys(draws, RULES["lru"]), next(iter(draws)))
+    contest._shadows = {name: Drawn(draw) for name, draw in draws.items()}
+    contest._each = ()
+    return contest
+
+
+def test_leader_stays_while_the_others_are_better_by_chance_only():
+    rng = random.Random(6)
+    contest = contest_of(one=lambda: rng.randrange(100), two=lambda: rng.randrange(100))
+    changes = sum(contest.asked(0, hit=clock % 2 == 0) for clock in range(100 * 500))
+    assert changes < 8
+
+
+def test_new_leader_is_not_judged_by_what_the_old_one_left():
+    contest = contest_of(one=lambda: 50, two=lambda: 60)
+    leaders, since = [], 0
+    for clock in range(100 * 60):
+        since += 1
+        hits = 50 if contest.leader == "one" else 0 if since <= 200 else 60
+        if contest.asked(0, hit=clock % 100 < hits):
+            leaders.append(contest.leader)
+            since = 0
+    assert leaders == ["two"]
