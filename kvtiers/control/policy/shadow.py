@@ -10,7 +10,7 @@ from kvtiers.control.policy.base import EvictionPolicy
 from kvtiers.model.keys import BlockKey
 
 _BLOCKS: Final = 512  # of a shadow
-_MOST_SHARE: Final = 8  # a shadow of a small tier has one block in so many of it
+_MOST_SHARE: Final = 4  # a shadow of a small tier has one block in so many of it
 _LEAST_BLOCKS: Final = 128  # but so many, if the tier has them
 # A period is as many keys asked for as a shadow has blocks. The first ones are not judged: it is
 # the span that `cost` learns from.
