@@ -194,14 +194,14 @@ def test_leader_changes_when_another_rule_does_clearly_better():
     contest = Contest(CAPACITY, {name: RULES[name] for name in ("lru", "w-tinylfu")}, "lru")
     for prompt in loop():
         for key in prompt:
-            contest.asked(fingerprint(key), hit=False)
+            contest.asked(fingerprint(key))
     assert contest.leader == "w-tinylfu"
 
 
 def test_leader_stays_while_rules_do_alike():
     contest = Contest(CAPACITY, {name: RULES[name] for name in ("lru", "arc")}, "lru")
     for number in range(20_000):
-        contest.asked(fingerprint(chain(number, 1)[0]), hit=False)
+        contest.asked(fingerprint(chain(number, 1)[0]))
     assert contest.leader == "lru"
 
 
@@ -231,10 +231,10 @@ def changing_at(asked, moments):
     names = iter(("lru", "s3-fifo", "arc"))
     count = 0
 
-    def changed(self: Contest, name: int, *, hit: bool) -> bool:
+    def changed(self: Contest, name: int) -> bool:
         nonlocal count
         count += 1
-        asked(self, name, hit=hit)
+        asked(self, name)
         if count in moments:
             self.leader = next(names)
         return count in moments

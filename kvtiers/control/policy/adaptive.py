@@ -77,7 +77,7 @@ class Adaptive:
         self._memory.note(name)
         self._used[key] = None
         self._policy.admitted(key)
-        self._asked(self._contest.asked(name, hit=False))
+        self._asked(self._contest.asked(name))
 
     def touched(self, key: BlockKey) -> None:
         """Tell the leader, and let the rules compete for the key."""
@@ -92,7 +92,7 @@ class Adaptive:
             self._forget(key)
             self._used[key] = None
         self._policy.touched(key)
-        self._asked(self._contest.asked(name, hit=True))
+        self._asked(self._contest.asked(name))
 
     def exposed(self, key: BlockKey) -> None:
         """Tell the leader."""
