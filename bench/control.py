@@ -201,9 +201,10 @@ def page(facts: dict[str, object], results: list[Result], paused: Pauses) -> str
         f"answers included: median {paused.median_ms:.2f} ms, one of a thousand over "
         f"{paused.p999_ms:.2f} ms, worst {paused.worst_ms:.1f} ms; full collections among them: "
         f"{paused.num_full_collections}. One that was asked for at the end took "
-        f"{paused.full_collection_ms:.0f} ms for {paused.num_objects:,} tracked objects, about "
-        f"{1e6 * paused.full_collection_ms / paused.num_objects:.0f} ns each. Python runs one by "
-        "itself when the objects that survived since the last one are a quarter of all.",
+        f"{paused.full_collection_ms:.0f} ms with {paused.num_objects:,} tracked objects, of which "
+        "the blocks of the index are none: only the tables that lead to them are gone through. "
+        "Python runs one by itself when the objects that survived since the last one are a quarter "
+        "of all.",
     ]
     return "\n".join([*lines, ""])
 

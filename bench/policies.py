@@ -12,6 +12,8 @@ agents does not say how it took the sessions together. If no request comes more 
 session's one before (*coding agents, cut*; the number was fitted to the table), its LRU, Belady and
 infinite columns come out within 2 %, ARC and S3-FIFO within 6 %; W-TinyLFU is 11 % above it at
 6,000 blocks. ``--write`` adds the cells that were measured to ``bench/results``, a few at a time.
+
+``--held-out`` takes the traces of `policy_traces` instead, which no rule was made on.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from policy_traces import HELD_OUT, held_out
+
 from kvtiers.control.policy import POLICIES, make_policy
+from kvtiers.control.policy.adaptive import RULES
 from kvtiers.model.keys import BlockKey
 from kvtiers.simulate.policy_curves import hit_rate, prompt_keys, tier_hits
-from kvtiers.simulate.trace import TraceRequest, infinite_hit_tokens, load_trace
+from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hit_tokens, load_trace
 
 RESULTS = Path(__file__).parent / "results"
 BLOCK_SIZE = 512
@@ -43,6 +48,7 @@ CAPACITIES = {
     "coding agents": (1000, 2000, 3000, 6000),
     "coding agents, cut": (1000, 2000, 3000, 4500, 6000),
 }
+HELD_OUT_CAPACITIES = (100, 500, 2000, 8000)
 PLAIN = (*POLICIES, "belady")
 
 Prompt = list[BlockKey]
@@ -111,45 +117,71 @@ def _leading(blocks: Sequence[BlockKey], resident: set[BlockKey] | dict[BlockKey
     return next((n for n, key in enumerate(blocks) if key not in resident), len(blocks))
 
 
+def trace_of(folder: Path, name: str) -> Trace:
+    """Return a trace by its name in `TRACES` or `HELD_OUT`."""
+    if name in HELD_OUT:
+        return held_out(folder, name)
+    trace = load_trace(folder / TRACES[name], BLOCK_SIZE)
+    most_pause = MOST_PAUSE_SECONDS.get(name, math.inf)
+    return replace(trace, requests=tuple(cut_pauses(trace.requests, most_pause)))
+
+
 def page(results: dict[str, dict[str, float]]) -> str:
     """Return the results as Markdown."""
     lines = ["# Replacement rules: token hit rates", "", __doc__.split("\n\n", 1)[1].strip(), ""]
     for way, names in (("tier", POLICIES), ("plain", PLAIN)):
-        lines += [f"## {way}", "", f"| trace @ blocks | {' | '.join(names)} | infinite |"]
-        lines.append("|---" * (len(names) + 2) + "|")
-        for cell in sorted(results, key=lambda c: (c.split(" @ ")[0], int(c.split(" @ ")[1]))):
-            rates = [results[cell].get(f"{way} {name}") for name in names]
-            if any(found is not None for found in rates):
-                rates.append(results[cell]["infinite"])
-                shown = ["" if found is None else f"{found:.4f}" for found in rates]
-                lines.append(f"| {cell} | {' | '.join(shown)} |")
-        lines.append("")
+        for title, traces in ((way, TRACES), (f"{way}, held out", HELD_OUT)):
+            cells = [cell for cell in results if cell.split(" @ ")[0] in traces]
+            lines += _table(title, {cell: results[cell] for cell in cells}, way, names)
     return "\n".join(lines)
+
+
+def _table(
+    title: str, results: dict[str, dict[str, float]], way: str, names: Sequence[str]
+) -> list[str]:
+    columns = [*names, "infinite", "adaptive / best fixed"]
+    lines = [f"## {title}", "", f"| trace @ blocks | {' | '.join(columns)} |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for cell in sorted(results, key=lambda c: (c.split(" @ ")[0], int(c.split(" @ ")[1]))):
+        rates = [results[cell].get(f"{way} {name}") for name in names]
+        if all(found is None for found in rates):
+            continue
+        fixed = [results[cell].get(f"{way} {name}") for name in RULES]
+        adaptive = results[cell].get(f"{way} adaptive")
+        rates.append(results[cell]["infinite"])
+        shown = ["" if found is None else f"{found:.4f}" for found in rates]
+        whole = [found for found in fixed if found is not None]
+        told = adaptive is not None and len(whole) == len(fixed) and max(whole) > 0
+        shown.append(f"{(adaptive or 0.0) / max(whole):.3f}" if told else "")
+        lines.append(f"| {cell} | {' | '.join(shown)} |")
+    return [*lines, ""]
 
 
 def main() -> None:
     """Measure what was asked for, print it, and keep it with ``--write``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--trace", choices=TRACES, action="append")
+    parser.add_argument("--trace", choices=[*TRACES, *HELD_OUT], action="append")
+    parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--way", choices=("tier", "plain"), action="append")
     parser.add_argument("--policy", action="append", help="all of them if not given")
     parser.add_argument("--blocks", type=int, action="append", help="capacities")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--new", action="store_true", help="only cells that were not kept yet")
     arguments = parser.parse_args()
     kept = RESULTS / "policies.json"
-    for name_of_trace in arguments.trace or TRACES:
-        trace = load_trace(arguments.folder / TRACES[name_of_trace], BLOCK_SIZE)
-        most_pause = MOST_PAUSE_SECONDS.get(name_of_trace, math.inf)
-        trace = replace(trace, requests=tuple(cut_pauses(trace.requests, most_pause)))
+    for name_of_trace in arguments.trace or (HELD_OUT if arguments.held_out else TRACES):
+        trace = trace_of(arguments.folder, name_of_trace)
         prompts, infinite = prompt_keys(trace), infinite_hit_tokens(trace.requests, BLOCK_SIZE).rate
-        for capacity in arguments.blocks or CAPACITIES[name_of_trace]:
+        for capacity in arguments.blocks or CAPACITIES.get(name_of_trace, HELD_OUT_CAPACITIES):
             cell = f"{name_of_trace} @ {capacity}"
             for way, names in (("tier", POLICIES), ("plain", PLAIN)):
                 for name in names:
                     if way not in (arguments.way or (way,)):
                         continue
                     if name not in (arguments.policy or (name,)):
+                        continue
+                    if arguments.new and f"{way} {name}" in _kept(kept).get(cell, {}):
                         continue
                     hits: Callable[[Sequence[Prompt], str, int], Iterator[int]]
                     hits = tier_hits if way == "tier" else plain_hits
@@ -160,8 +192,12 @@ def main() -> None:
                         _keep(kept, cell, f"{way} {name}", found, infinite)
 
 
+def _kept(path: Path) -> dict[str, dict[str, float]]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def _keep(kept: Path, cell: str, column: str, found: float, infinite: float) -> None:
-    results = json.loads(kept.read_text()) if kept.exists() else {}
+    results = _kept(kept)
     row = results.setdefault(cell, {})
     row.update({column: round(found, 5), "infinite": round(infinite, 5)})
     kept.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")

@@ -10,13 +10,16 @@ from kvtiers.model.keys import BlockKey
 
 @dataclass(slots=True, eq=False)
 class ChainNode:
-    """A block that knows its place in a chain; siblings are a doubly linked list."""
+    """A block that knows its place in a chain; siblings are a doubly linked list.
+
+    It refers to the one before by its key: nodes are in no cycle of references.
+    """
 
     key: BlockKey
     parent_key: BlockKey | None
     first_child: ChainNode | None = field(default=None, repr=False)
     next_sibling: ChainNode | None = field(default=None, repr=False)
-    prev_sibling: ChainNode | None = field(default=None, repr=False)
+    prev_sibling: BlockKey | None = field(default=None, repr=False)
 
     def children(self) -> Iterator[BlockKey]:
         """Iterate over the keys of the blocks that follow it."""
@@ -67,7 +70,7 @@ class Chains:
             node.first_child = None
         parent = self._nodes.get(node.parent_key) if node.parent_key is not None else None
         if node.prev_sibling is not None:
-            node.prev_sibling.next_sibling = node.next_sibling
+            self._nodes[node.prev_sibling].next_sibling = node.next_sibling
         elif parent is not None:
             parent.first_child = node.next_sibling
         elif node.parent_key is not None:
@@ -87,5 +90,5 @@ class Chains:
 def _prepend(node: ChainNode, first: ChainNode | None) -> ChainNode:
     node.next_sibling = first
     if first is not None:
-        first.prev_sibling = node
+        first.prev_sibling = node.key
     return node

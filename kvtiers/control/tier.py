@@ -9,6 +9,7 @@ from typing import Final
 
 from kvtiers.control.chain import ChainNode, Chains
 from kvtiers.control.policy.base import EvictionPolicy
+from kvtiers.control.uncollected import uncollected
 from kvtiers.model.errors import CapacityError, ProtocolError
 from kvtiers.model.keys import BlockKey
 
@@ -25,7 +26,8 @@ _READY: Final = Residence.READY  # looking a member up takes longer than all els
 
 @dataclass(slots=True, eq=False)
 class Entry(ChainNode):
-    """One block of a tier. Held by jobs; only the tier changes it.
+    """One block of a tier. Held by jobs; only the tier changes it. It refers to no job or tier, so
+    that it is in no cycle of references, and the garbage collector need not look at it.
 
     Attributes:
         slot: the place it occupies, unique among all entries and windows of the tier.
@@ -142,6 +144,7 @@ class Tier:
         if entry.doomed:
             self._release(entry)
             return
+        uncollected(entry)
         self.version += 1
         self._num_idle += entry.pins == 0
         self._expose(entry)

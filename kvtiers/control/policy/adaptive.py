@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from kvtiers.control.policy.arc import ARC
 from kvtiers.control.policy.base import EvictionPolicy
@@ -19,7 +19,19 @@ from kvtiers.model.keys import BlockKey
 FIRST: Final = "cost"  # it wins on most that was measured
 _MOVED_AT_ONCE: Final = 8  # blocks, per admission or hit, that a new leader is told of
 
-RULES: Final[dict[str, Callable[[int], EvictionPolicy]]] = {
+
+class Rule(EvictionPolicy, Protocol):
+    """A rule that can be followed, and given up."""
+
+    def shrink(self, num: int) -> bool:
+        """Forget so many blocks, whichever; False if there are none left.
+
+        A large rule is not forgotten at once, while the engine waits.
+        """
+        ...
+
+
+RULES: Final[dict[str, Callable[[int], Rule]]] = {
     "lru": lambda _: LRU(),
     "arc": ARC,
     "s3-fifo": S3FIFO,
@@ -45,11 +57,14 @@ class Adaptive:
         self._memory = Memory(capacity)
         rules = {**RULES, "cost": lambda size: Cost(size, None, self._memory, name_of)}
         self._contest = Contest(capacity, rules, FIRST)
-        self._exposed: OrderedDict[BlockKey, bool] = OrderedDict()  # in order of use
+        self._exposed: set[BlockKey] = set()
+        # The blocks that are here, in the order of their use: `_older`, `_untold`, `_used`.
+        self._older: OrderedDict[BlockKey, None] = OrderedDict()  # of which the heir knows
+        self._untold: list[OrderedDict[BlockKey, None]] = []
+        self._used: OrderedDict[BlockKey, None] = OrderedDict()
         self._policy = self._make(FIRST)
-        self._heir: EvictionPolicy | None = None
-        self._told: set[BlockKey] = set()  # the blocks that the heir knows
-        self._untold: list[BlockKey] = []
+        self._heir: Rule | None = None
+        self._retired: Rule | None = None
 
     @property
     def leader(self) -> str:
@@ -60,71 +75,85 @@ class Adaptive:
         """Tell the leader, and let the rules compete for the key."""
         name = fingerprint(key)
         self._memory.note(name)
-        self._exposed[key] = False
+        self._used[key] = None
         self._policy.admitted(key)
-        if self._heir is not None:
-            self._heir.admitted(key)
-            self._told.add(key)
-        self._asked(name)
+        self._asked(self._contest.asked(name))
 
     def touched(self, key: BlockKey) -> None:
         """Tell the leader, and let the rules compete for the key."""
         name = fingerprint(key)
         self._memory.note(name)
-        self._exposed.move_to_end(key)
-        self._policy.touched(key)
-        if self._heir is not None and key in self._told:
+        if key in self._used:
+            self._used.move_to_end(key)
+        elif self._heir is not None and key in self._older:
+            self._older.move_to_end(key)
             self._heir.touched(key)
-        self._asked(name)
+        else:
+            self._forget(key)
+            self._used[key] = None
+        self._policy.touched(key)
+        self._asked(self._contest.asked(name))
 
     def exposed(self, key: BlockKey) -> None:
         """Tell the leader."""
-        self._exposed[key] = True
+        self._exposed.add(key)
         self._policy.exposed(key)
-        if self._heir is not None and key in self._told:
+        if self._heir is not None and key in self._older:
             self._heir.exposed(key)
 
     def shielded(self, key: BlockKey) -> None:
         """Tell the leader."""
-        self._exposed[key] = False
+        self._exposed.discard(key)
         self._policy.shielded(key)
-        if self._heir is not None and key in self._told:
+        if self._heir is not None and key in self._older:
             self._heir.shielded(key)
 
     def removed(self, key: BlockKey) -> None:
         """Tell the leader."""
-        del self._exposed[key]
+        self._exposed.discard(key)
         self._policy.removed(key)
-        if self._heir is not None and key in self._told:
+        if self._heir is not None and key in self._older:
             self._heir.removed(key)
-            self._told.remove(key)
+        self._forget(key)
 
     def next_victim(self) -> BlockKey | None:
         """Return whom the leader names."""
         return self._policy.next_victim()
 
-    def _make(self, name: str) -> EvictionPolicy:
+    def _make(self, name: str) -> Rule:
         if name == "cost":
             return Cost(self._capacity, self._value, self._memory)
         return RULES[name](self._capacity)
 
-    def _asked(self, name: int) -> None:
-        if self._contest.asked(name):
+    def _forget(self, key: BlockKey) -> None:
+        """Take a block out of the order of use."""
+        for blocks in (self._used, self._older, *self._untold):
+            if key in blocks:
+                del blocks[key]
+                return
+
+    def _asked(self, leader_changed: bool) -> None:
+        if leader_changed:
             self._heir = self._make(self._contest.leader)
-            self._told = set()
-            self._untold = list(reversed(self._exposed))
+            self._untold = [self._older, *self._untold, self._used]
+            self._older, self._used = OrderedDict(), OrderedDict()
         if self._heir is not None:
             self._tell(self._heir)
+        elif self._retired is not None and not self._retired.shrink(_MOVED_AT_ONCE):
+            self._retired = None
 
-    def _tell(self, heir: EvictionPolicy) -> None:
-        """Tell the heir of the next blocks; once it knows all, it leads."""
-        for _ in range(min(_MOVED_AT_ONCE, len(self._untold))):
-            key = self._untold.pop()
-            may_leave = self._exposed.get(key)
-            if may_leave is not None and key not in self._told:
-                heir.admitted(key)
-                if may_leave:
-                    heir.exposed(key)
-                self._told.add(key)
-        if not self._untold:
-            self._policy, self._heir, self._told = heir, None, set()
+    def _tell(self, heir: Rule) -> None:
+        """Tell the heir of the next blocks, in the order of their use; once it knows all, it
+        leads."""
+        for _ in range(_MOVED_AT_ONCE):
+            while self._untold and not self._untold[0]:
+                del self._untold[0]
+            blocks = self._untold[0] if self._untold else self._used
+            if not blocks:
+                self._policy, self._heir, self._retired = heir, None, self._policy
+                return
+            key, _ = blocks.popitem(last=False)
+            self._older[key] = None
+            heir.admitted(key)
+            if key in self._exposed:
+                heir.exposed(key)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
+import bisect
 import math
 from collections.abc import Callable
 from typing import Final
 
 from kvtiers.control.policy.lines import Line, Node, OnLines, fingerprint
-from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges, bucket_of, class_of
+from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges, class_of
 from kvtiers.control.policy.sketch import Sketch
 from kvtiers.model.keys import BlockKey
 
@@ -44,18 +44,18 @@ class Ends(Line):
     """Blocks in order of use, of which the first and the last that may leave are wanted.
 
     The last is looked for among those that were exposed or used of late: so many are ranked that
-    the next of them takes over when it leaves, and so few that a sweep of a large tier is short.
+    the next of them takes over when it leaves, and so few that a sweep is short.
     """
 
     __slots__ = ("_newest",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._newest: list[tuple[int, Node]] = []
+        self._newest: list[tuple[int, Node]] = []  # the last at the end
 
     def expose(self, node: Node) -> None:
         """Let a block of this line leave from now on."""
-        super().expose(node)
+        Line.expose(self, node)
         self._rank_newest(node)
 
     def use(self, node: Node, order: int) -> None:
@@ -64,26 +64,29 @@ class Ends(Line):
         if node.exposed:
             self._rank_newest(node)
 
-    def _rank_newest(self, node: Node) -> None:
-        newest = self._newest
-        heapq.heappush(newest, (-node.order, node))
-        if len(newest) > 2 * _NEWEST:
-            kept = {row[1]: row for row in newest if self._stands(row)}
-            self._newest = sorted(kept.values())[:_NEWEST]  # which is a heap
-
     def last(self) -> Node | None:
         """Return the last block that may leave, None when none of late may."""
         newest = self._newest
         while newest:
-            order, node = newest[0]
-            if node.exposed and node.line is self and node.order == -order:  # as in `_stands`
+            order, node = newest[-1]
+            if node.exposed and node.line is self and node.order == order:
                 return node
-            heapq.heappop(newest)
+            newest.pop()
         return None
 
-    def _stands(self, row: tuple[int, Node]) -> bool:
-        order, node = row
-        return node.exposed and node.line is self and node.order == -order
+    def _rank_newest(self, node: Node) -> None:
+        newest, order = self._newest, node.order
+        if not newest or order >= newest[-1][0]:
+            newest.append((order, node))
+        else:
+            bisect.insort(newest, (order, node))
+        if len(newest) > 2 * _NEWEST:
+            kept = {
+                node: (order, node)
+                for order, node in newest
+                if node.exposed and node.line is self and node.order == order
+            }
+            self._newest = list(kept.values())[-_NEWEST:]
 
 
 class Cost(OnLines):
@@ -143,12 +146,14 @@ class Cost(OnLines):
             if not line.num_exposed:
                 continue
             first, last = line.first(), line.last()
-            for node in (first, last):
-                if node is None or node is worst:
+            for node in (first,) if first is last else (first, last):
+                if node is None:
                     continue
-                promise = rates[bucket_of(now - node.order)]
+                age = now - node.order
+                exponent = age.bit_length() - 3  # `bucket_of`, without a call
+                promise = rates[age if exponent < 0 else 4 * exponent + (age >> exponent)]
                 if value is not None:
                     promise *= value(node.key)
-                if promise < least or (worst and promise == least and node.order < worst.order):
+                if promise < least or (promise == least and worst and node.order < worst.order):
                     worst, least = node, promise
         return None if worst is None else worst.key

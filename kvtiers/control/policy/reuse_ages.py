@@ -16,6 +16,7 @@ NUM_CLASSES: Final = 5
 _NUM_BUCKETS: Final = 128  # four an octave
 _FIRST_LOOK: Final = 256  # notes until the first estimate
 _LIFE: Final = 1 << 15  # notes after which what was learnt counts half
+_PRIOR_KEYS: Final = 16.0  # of a class, that are taken to be like those of the class before
 _MIX: Final = 0x85EBCA6B  # of MurmurHash3: what is sampled must not depend on a sketch's rows
 
 _Floats = npt.NDArray[np.float64]
@@ -96,10 +97,16 @@ class ReuseAges:
         widths = self._widths[:end]
         later = np.triu(np.ones((end, end), dtype=bool))
         beyond = [0.0] * (_NUM_BUCKETS - end)
-        self.rates = [
-            _indexes(came[:end], stopped, waits[:end], widths, later).tolist() + beyond
-            for came, stopped, waits in zip(self._came_back, self._never, waiting, strict=True)
-        ]
+        rates = []
+        came, waits, stopped = np.zeros(end), np.zeros(end), 0.0
+        for idx in range(NUM_CLASSES):
+            num = came.sum() + waits.sum() + stopped
+            share = _PRIOR_KEYS / num if num else 0.0
+            came = self._came_back[idx, :end] + share * came
+            waits = waiting[idx, :end] + share * waits
+            stopped = self._never[idx] + share * stopped
+            rates.append(_indexes(came, stopped, waits, widths, later).tolist() + beyond)
+        self.rates = rates
         if self._num_notes >= _LIFE:
             self._came_back /= 2
             self._never /= 2

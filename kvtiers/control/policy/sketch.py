@@ -8,6 +8,7 @@ _PER_BLOCK: Final = 256  # counters per block of the tier: one new key in 150 is
 _MOST_COUNTERS: Final = 1 << 26  # 64 MiB; of more than 256k blocks each has fewer
 _MOST: Final = 15
 _LIFE: Final = 10  # after so many notes per block of the tier, all counts are halved
+_HALVED_AT_ONCE: Final = 4096  # counters; a table is done long before its counts are old again
 _HALVES: Final = bytes(count >> 1 for count in range(256))
 _MIX: Final = 0x9E3779B1  # 2^32 over the golden ratio: Knuth's multiplicative hashing
 
@@ -15,7 +16,8 @@ _MIX: Final = 0x9E3779B1  # 2^32 over the golden ratio: Knuth's multiplicative h
 class Sketch:
     """A count-min sketch that ages: counts are halved from time to time.
 
-    A key has two one-byte counters of a table; the lower one counts.
+    A key has two one-byte counters of a table; the lower one counts. Halving a large table takes
+    long: each note halves a part of it, and the counters that are yet to be halved say double.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -23,25 +25,37 @@ class Sketch:
         self._table = bytearray(self._size)
         self._life = _LIFE * capacity
         self._left = self._life
+        self._halved = self._size  # counters, the first ones, that need no halving
 
     def note(self, fingerprint: int) -> None:
         """Count one use of a key, given as 32 bits."""
         table, size = self._table, self._size
+        if self._halved < size:
+            self._halve()
         first, second = fingerprint % size, (fingerprint * _MIX >> 7 & 0xFFFFFFFF) % size
-        one, two = table[first], table[second]
+        doubled, doubled_too = first >= self._halved, second >= self._halved
+        one, two = table[first] >> doubled, table[second] >> doubled_too
         if one < two:
-            table[first] = one + 1
+            table[first] = one + 1 << doubled
         elif two < one:
-            table[second] = two + 1
+            table[second] = two + 1 << doubled_too
         elif one < _MOST:
-            table[first] = table[second] = one + 1
+            table[first] = one + 1 << doubled
+            table[second] = one + 1 << doubled_too
         self._left -= 1
         if self._left <= 0:
-            self._table = table.translate(_HALVES)
+            self._halved = 0
             self._left = self._life - (self._life >> 1)
+
+    def _halve(self) -> None:
+        part = slice(self._halved, self._halved + _HALVED_AT_ONCE)
+        self._table[part] = self._table[part].translate(_HALVES)
+        self._halved += _HALVED_AT_ONCE
 
     def count(self, fingerprint: int) -> int:
         """Return how often a key was noted of late, or more; 15 at most."""
-        one = self._table[fingerprint % self._size]
-        two = self._table[(fingerprint * _MIX >> 7 & 0xFFFFFFFF) % self._size]
+        first = fingerprint % self._size
+        second = (fingerprint * _MIX >> 7 & 0xFFFFFFFF) % self._size
+        one = self._table[first] >> (first >= self._halved)
+        two = self._table[second] >> (second >= self._halved)
         return one if one < two else two
