@@ -14,31 +14,39 @@ from kvtiers.simulate.sizing import EngineTry, SizingPlan
 
 _MOST_ENGINES: Final = 1024
 _MOST_NUMBERS: Final = 8  # of engines that are tried
+_MOST_WITHOUT: Final = 4  # of engines without tiers that are tried, until they meet a goal
 
 Make = Callable[[int, Size], ReplayJob]
 """Makes the job that replays so many engines with tiers of some size each."""
 
 
-def settle_engines(plan: SizingPlan, pool: ReplayPool, make: Make, tries: list[EngineTry]) -> int:
+def settle_engines(
+    plan: SizingPlan,
+    pool: ReplayPool,
+    make: Make,
+    tries: list[EngineTry],
+    told: Callable[[], None],
+) -> int:
     """Replay more and more engines without tiers, until they keep up; returns how many.
 
     One engine that falls behind is never idle, so that its load says how many are needed at
     least.
 
     Args:
-        tries: gets what was tried, one after another.
+        tries: gets what was tried, one after another. told: called after each.
     """
     num, most = 1, min(_MOST_ENGINES, len(plan.trace.requests))
     while True:
         nothing = Size(0, 0)
         # Whether one engine more is needed is not known yet; an idle core may find out.
-        likely = [make(num + 1, nothing)] if num < most and not _paced(plan) else []
+        likely = [make(num + 1, nothing)] if num < most and not paced(plan) else []
         found = pool.result(make(num, nothing), likely)
         if found is None:
             return num
         assert isinstance(found, Replay), "there is no tier that could be too small"
-        keeps_up = found.keeps_up or _paced(plan)
+        keeps_up = found.keeps_up or paced(plan)
         tries.append(EngineTry(num, nothing, keeps_up, found.load, found.ttft.p90))
+        told()
         if keeps_up or num == most or len(tries) == _MOST_NUMBERS:
             return num
         num = min(most, max(num + 1, math.ceil(0.9 * num * found.load)))
@@ -60,6 +68,6 @@ def try_fewer_engines(
     return found is not None
 
 
-def _paced(plan: SizingPlan) -> bool:
+def paced(plan: SizingPlan) -> bool:
     """Whether requests come as fast as they are served."""
     return plan.arrivals.concurrency is not None

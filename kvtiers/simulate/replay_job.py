@@ -41,7 +41,7 @@ class ReplayJob:
     @property
     def kind(self) -> Hashable:
         """Jobs of one kind take about equally long."""
-        return self.num_engines
+        return self.num_engines, bool(self.size.dram_nbytes)
 
     def run(self, shares: Shares, progress: Progress) -> Replay | TooSmall:
         """Return what came of it.

@@ -58,11 +58,15 @@ class ReplayPool:
     Args:
         shares: given to every job. num_jobs: at a time.
         deadline: of `time.monotonic`: no job that would not end by then begins, but the first.
+
+    Attributes:
+        num_jobs: at a time. spent: job that is done to the seconds that it took.
     """
 
     def __init__(self, shares: Shares, num_jobs: int, deadline: float, told: Told) -> None:
         self._shares = shares
-        self._num_jobs = num_jobs
+        self.num_jobs = num_jobs
+        self.spent: dict[Job, float] = {}
         self._deadline = deadline
         self._told = told
         self._done: dict[Job, Any] = {}
@@ -88,7 +92,7 @@ class ReplayPool:
             for job in wanted:
                 if job in self._done:
                     return job
-            if self._num_jobs == 1:
+            if self.num_jobs == 1:
                 if not self._may_begin(wanted[0]):
                     return None
                 self._play_here(wanted[0])
@@ -122,6 +126,7 @@ class ReplayPool:
         self._note(job, time.monotonic() - started)
 
     def _note(self, job: Job, seconds: float) -> None:
+        self.spent[job] = seconds
         self._longest[job.kind] = max(self._longest.get(job.kind, 0.0), seconds)
 
     def _begin_what_fits(self, wanted: Sequence[Job], likely: Sequence[Job]) -> bool:
@@ -153,7 +158,7 @@ class ReplayPool:
         if useless is not None:
             self._workers.remove(useless)
             useless.end()
-        elif len(self._workers) == self._num_jobs:
+        elif len(self._workers) == self.num_jobs:
             return None
         self._workers.append(_Worker(self._shares.trace))
         return self._workers[-1]

@@ -12,31 +12,52 @@ from kvtiers.simulate.replay import Replay
 from kvtiers.simulate.sizing import Proof, Sizing, Trial
 
 _SPEED: Final = ("TTFT p50", "TTFT p90", "output tokens/s", "ITL p90")
-HEADER: Final = ("KV", "tiers", "policy", "price", *_SPEED, "hit rate", "NVMe a day", "goal")
+HEADER: Final = (
+    "engines",
+    "KV",
+    "tiers",
+    "policy",
+    "price",
+    *_SPEED,
+    "hit rate",
+    "NVMe a day",
+    "goal",
+)
 _GIB: Final = 2**30
 _MOST_ROWS: Final = 10
 
 
 def trial_rows(sizing: Sizing) -> list[tuple[str, ...]]:
     """Return one row a replay, as `HEADER` says."""
-    return [_row(trial) for trial in sizing.trials]
+    rows = [_row(trial, sizing.num_engines) for trial in sizing.trials]
+    return rows if sizing.more is None else [*rows, *trial_rows(sizing.more)]
 
 
 def details(sizing: Sizing) -> list[str]:
     """Return who serves the trace, the knee, and why the answer is the cheapest, in words."""
-    plan = sizing.plan
-    said = [*_engines(sizing), *_knee(sizing)]
-    for dtype, proof in sizing.proofs.items():
-        said.append(_proof(dtype, proof, plan.goal.kind is GoalKind.COST))
-    said += _surprises(sizing)
-    if not sizing.complete:
-        why = "It was interrupted" if sizing.interrupted else "The time was up (--max-seconds)"
-        decided = len(sizing.proofs) == len(plan.kv_dtypes) and not any(
-            proof.undecided for proof in sizing.proofs.values()
-        )
-        what = "the replacement rules" if decided else "all sizes"
-        said.append(f"{why} before {what} were compared: others may be better.")
+    said = [*_engines(sizing), *_left_out(sizing), *_knee(sizing.final)]
+    for it in (sizing, sizing.more):
+        if it is not None:
+            said += [*_proofs(it), *_surprises(it), *_cut_short(it)]
     return said
+
+
+def no_ceiling(proof: Proof | None) -> str:
+    """Return why the largest tiers of a data type were not replayed."""
+    if proof is not None and proof.num_too_small:
+        return "no tiers of the sizes that were considered hold one block of the trace"
+    return "not known: it was stopped before the largest tiers were replayed"
+
+
+def _cut_short(sizing: Sizing) -> Iterator[str]:
+    if sizing.complete:
+        return
+    why = "It was interrupted" if sizing.interrupted else "The time was up (--max-seconds)"
+    decided = len(sizing.proofs) == len(sizing.plan.kv_dtypes) and not any(
+        proof.undecided for proof in sizing.proofs.values()
+    )
+    what = "the rest" if sizing.larger else "the replacement rules"
+    yield f"{why} before {what if decided else 'all sizes'} were compared: others may be better."
 
 
 def dtype_rows(sizing: Sizing) -> list[tuple[str, ...]]:
@@ -140,6 +161,18 @@ def _engines(sizing: Sizing) -> Iterator[str]:
             )
 
 
+def _left_out(sizing: Sizing) -> Iterator[str]:
+    """Yield that requests were too long to be served."""
+    bare = sizing.bare(sizing.plan.kv_dtypes[0])
+    if bare is not None and bare.replay.num_skipped:
+        num, longest = bare.replay.num_skipped, bare.replay.longest
+        them = "1 request is" if num == 1 else f"{num:,} requests are"
+        yield (
+            f"{them} longer than the {longest:,} tokens that the KV pool holds, and left out: with "
+            "every data type, so that all serve the same."
+        )
+
+
 def _knee(sizing: Sizing) -> Iterator[str]:
     curve, per_token = sizing.curve, sizing.nbytes_per_token[sizing.plan.kv_dtypes[0]]
 
@@ -156,11 +189,18 @@ def _knee(sizing: Sizing) -> Iterator[str]:
     )
 
 
-def _proof(dtype: str, proof: Proof, by_money: bool) -> str:
+def _proofs(sizing: Sizing) -> Iterator[str]:
+    """Yield why no other size is the answer."""
+    on = f" on {sizing.num_engines} engines" if sizing.num_engines > 1 else ""
+    for dtype, proof in sizing.proofs.items():
+        yield _proof(f"{dtype}{on}", proof, sizing.plan.goal.kind is GoalKind.COST)
+
+
+def _proof(what: str, proof: Proof, by_money: bool) -> str:
     dearer = "are beyond the budget" if by_money else "cost as much or more"
     smaller = "a larger one within it" if by_money else "one that failed"
     text = (
-        f"{dtype}: {proof.num_replayed} replays; of {proof.num_sizes} sizes (powers of two) "
+        f"{what}: {proof.num_replayed} replays; of {proof.num_sizes} sizes (powers of two) "
         f"{proof.num_dearer} {dearer}, {proof.num_smaller} are no larger than {smaller}: larger "
         "tiers are taken never to do worse"
     )
@@ -197,10 +237,11 @@ def _rate(sizing: Sizing, num_tokens: float) -> float:
     return rates[-1]
 
 
-def _row(trial: Trial) -> tuple[str, ...]:
+def _row(trial: Trial, num_engines: int) -> tuple[str, ...]:
     found = trial.replay
     written = found.written_nbytes_per_device_day.get("nvme")
     return (
+        str(num_engines),
         trial.kv_dtype,
         str(trial.size),
         trial.policy,
