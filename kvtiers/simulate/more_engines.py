@@ -83,6 +83,5 @@ class MoreEngines:
             return None
         if not isinstance(found, Replay):
             return False
-        p90 = found.ttft.p90
-        self.tries.append(EngineTry(num, size, found.keeps_up, found.load, p90))
-        return p90 is not None and p90 <= self._limit
+        self.tries.append(EngineTry.of(num, size, found))
+        return self.tries[-1].meets(self._limit)

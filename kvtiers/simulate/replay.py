@@ -23,12 +23,14 @@ from kvtiers.observe.metrics import BLOCKS_FAILED, BYTES_COPIED, OFFLOADS_DROPPE
 from kvtiers.simulate.arrivals import ArrivalPlan, Arrivals
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.measures import HBM, Percentiles, Timeline, TokenSums
+from kvtiers.simulate.share import servable
 from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hit_tokens
 
 DAY_SECONDS: Final = 86_400.0
 _LATE: Final = 16  # requests that may wait when the last one comes, of an engine that keeps up
 _LATE_SHARE: Final = 0.01  # or so many of all
 _LATE_LOAD: Final = 1.02  # or as long as they were served this soon
+_LONG_WAIT_SECONDS: Final = 60.0  # that one in ten may wait, of an engine that keeps up
 
 Progress = Callable[[int, int], None]
 """Told how many requests have ended, and how many there are."""
@@ -69,6 +71,7 @@ class Replay:
         num_skipped: requests longer than the engine allows. longest: tokens that it allows.
         seconds: from the first measured arrival to the end. arrival_seconds: to the last arrival.
         num_late: requests that had not been admitted when the last one came.
+        wait: from the arrivals to the first admissions.
         infinite_hit_rate: of a cache that forgets nothing, on the same requests, in the trace's
             blocks, the last of which may be a part.
         num_computed_tokens: by the engine, of prompts and outputs, again or for the first time.
@@ -94,6 +97,7 @@ class Replay:
     seconds: float
     arrival_seconds: float
     num_late: int
+    wait: Percentiles
     ttft: Percentiles
     tpot: Percentiles
     itl: Percentiles
@@ -121,10 +125,11 @@ class Replay:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether requests came no faster than they were served: hardly any waited at the end, or
-        all were served soon after."""
+        """Whether requests came no faster than they were served: nine in ten never waited long,
+        and hardly any did at the end, or all were served soon after."""
         few = self.num_late <= max(_LATE, _LATE_SHARE * self.num_requests)
-        return self.complete and (few or self.load <= _LATE_LOAD)
+        soon = (self.wait.p90 or 0.0) <= _LONG_WAIT_SECONDS
+        return self.complete and soon and (few or self.load <= _LATE_LOAD)
 
     @property
     def load(self) -> float:
@@ -135,7 +140,7 @@ class Replay:
         """Return plain data for JSON."""
         names = [name for name in self.__dataclass_fields__ if name != "timeline"]
         plain = {name: getattr(self, name) for name in names}
-        for name in ("ttft", "tpot", "itl", "e2e", "tokens"):
+        for name in ("wait", "ttft", "tpot", "itl", "e2e", "tokens"):
             plain[name] = asdict(plain[name])
         plain["hit_rate"] = self.tokens.hit_rate
         plain["timeline"] = self.timeline.to_plain()
@@ -150,11 +155,11 @@ def replay(plan: ReplayPlan, progress: Progress | None = None) -> Replay:
         ConfigError: a name is not known, or no request is short enough.
     """
     settings = plan.machine.settings(plan.trace)
-    requests = [r for r in plan.trace.requests if _length(r) <= settings.max_model_len]
+    requests = servable(plan.trace, settings.max_model_len).requests
     if not requests:
         raise ConfigError(
             f"every request of {plan.trace.name} is longer than the {settings.max_model_len:,} "
-            "tokens that the engine allows"
+            "tokens that the engine allows; an fp8 cache or more devices (--tp) hold longer ones"
         )
     engine = plan.machine.engine(settings, plan.config)
     try:
@@ -163,10 +168,6 @@ def replay(plan: ReplayPlan, progress: Progress | None = None) -> Replay:
         return drive.result(settings)
     finally:
         engine.close()
-
-
-def _length(request: TraceRequest) -> int:
-    return request.num_prompt_tokens + max(1, request.num_output_tokens)
 
 
 class _Drive:
@@ -293,6 +294,9 @@ class _Drive:
             seconds=seconds,
             arrival_seconds=max(0.0, self._last_arrival - (self._began or 0.0)),
             num_late=sum((it.admitted_at or 0.0) > self._last_arrival for it in served),
+            wait=Percentiles.of(
+                [it.admitted_at - it.arrived_at for it in served if it.admitted_at is not None]
+            ),
             ttft=Percentiles.of([it.ttft_seconds for it in served if it.ttft_seconds is not None]),
             tpot=Percentiles.of([it.tpot_seconds for it in served if it.tpot_seconds is not None]),
             itl=Percentiles.of(self._itl),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvtiers.model.errors import ConfigError
 from kvtiers.simulate.trace import Trace, TraceRequest
 
@@ -38,6 +40,12 @@ def busiest_share(trace: Trace, num_engines: int) -> Trace:
         last.update(dict.fromkeys(ids, engine))
     busiest = max(range(num_engines), key=num_tokens.__getitem__)
     return Trace(trace.name, trace.block_size, tuple(shares[busiest]))
+
+
+def servable(trace: Trace, longest: int) -> Trace:
+    """Return the requests of at most so many tokens, prompt and output together."""
+    kept = tuple(request for request in trace.requests if request.num_tokens <= longest)
+    return trace if len(kept) == len(trace.requests) else replace(trace, requests=kept)
 
 
 class Shares:

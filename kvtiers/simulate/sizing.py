@@ -111,14 +111,21 @@ class EngineTry:
 
     Attributes:
         size: of the tiers of each.
-        load: times of the arrivals that serving took.
+        load: times of the arrivals that serving took. wait_p90: to the first admission.
     """
 
     num_engines: int
     size: Size
     keeps_up: bool
     load: float
+    wait_p90: float | None
     ttft_p90: float | None
+
+    @classmethod
+    def of(cls, num_engines: int, size: Size, found: Replay, *, paced: bool = False) -> EngineTry:
+        """Return what a replay says; `paced`: requests come as fast as they are served."""
+        keeps_up = paced or found.keeps_up
+        return cls(num_engines, size, keeps_up, found.load, found.wait.p90, found.ttft.p90)
 
     def meets(self, limit_seconds: float | None) -> bool:
         """Whether the p90 TTFT is within a limit, if there is one."""

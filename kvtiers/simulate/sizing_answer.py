@@ -18,9 +18,10 @@ def headline(sizing: Sizing) -> list[str]:
     engines = "one engine serves"
     if sizing.num_engines > 1:
         engines = f"{sizing.num_engines} engines share"
+    num = len(plan.trace.requests)
+    requests = "one request" if num == 1 else f"{num:,} requests"
     said = [
-        f"{plan.machine.title}: {engines} the {len(plan.trace.requests):,} requests of "
-        f"{plan.trace.name}.",
+        f"{plan.machine.title}: {engines} the {requests} of {plan.trace.name}.",
         f"Goal: {_goal(sizing)}.",
     ]
     said += [f"{dtype}: {_answer(sizing, dtype, sizing)}" for dtype in plan.kv_dtypes]

@@ -14,13 +14,14 @@ def limit_in_words(
     goal: Goal,
     trials: Sequence[Trial],
     chosen: Trial | None,
-    infinite_hit_rate: float,
+    most_hit_rate: float,
     proof: Proof | None,
 ) -> str:
     """Return which limit binds.
 
     Args:
         trials: of one data type: that without tiers first, then that with the largest.
+        most_hit_rate: that a cache which forgets nothing reaches, in whole blocks.
         proof: of the same data type; None: the search has not begun.
     """
     if len(trials) < 2:
@@ -33,23 +34,23 @@ def limit_in_words(
     if ceiling.met:
         return "not known: it was stopped before a size was found"
     limit = goal.limit_seconds(trials[0].replay.ttft.p90)
-    return _of_all(ceiling, limit, infinite_hit_rate)
+    return _of_all(ceiling, limit, most_hit_rate)
 
 
-def _of_all(ceiling: Trial, limit: float | None, infinite_hit_rate: float) -> str:
+def _of_all(ceiling: Trial, limit: float | None, most_hit_rate: float) -> str:
     """Return why not even the largest tiers meet the goal; `limit`: in seconds, if it is a time."""
     found = ceiling.replay
     hit_rate = found.tokens.hit_rate
     best = f"p90 TTFT {seconds_text(found.ttft.p90)}, hit rate {hit_rate:.1%}"
-    if hit_rate < 0.8 * infinite_hit_rate:
+    if hit_rate < 0.8 * most_hit_rate:
         return (
             f"the links: with all that is ever used again in DRAM it is {best}, though "
-            f"{infinite_hit_rate:.1%} were seen before"
+            f"{most_hit_rate:.1%} could be hit"
         )
+    most_hit_rate = max(most_hit_rate, hit_rate)  # a warm-up may have been poorer
     new = (
-        f"with all that is ever used again in DRAM it is {best}. A cache that forgets nothing hits "
-        f"{infinite_hit_rate:.1%}; {1 - infinite_hit_rate:.0%} of the prompt tokens are new and "
-        "have to be computed"
+        f"with all that is ever used again in DRAM it is {best}. At most {most_hit_rate:.1%} of "
+        f"the prompt tokens can be hit, {1 - most_hit_rate:.0%} are new and have to be computed"
     )
     if limit is None:
         return f"the trace: {new}"

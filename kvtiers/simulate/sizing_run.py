@@ -19,12 +19,12 @@ from kvtiers.simulate.policy_curves import PolicyCurve
 from kvtiers.simulate.replay import Replay
 from kvtiers.simulate.replay_job import PolicyJob, ReplayJob
 from kvtiers.simulate.replay_pool import ReplayPool, Told
-from kvtiers.simulate.share import Shares
+from kvtiers.simulate.share import Shares, servable
 from kvtiers.simulate.sizes import STORE, Size, candidates, frame_nbytes_per_token, minimal_yaml
 from kvtiers.simulate.sizing import EngineTry, Sizing, SizingPlan, Trial
 from kvtiers.simulate.sizing_limit import limit_in_words
 from kvtiers.simulate.stack import Curve, StackDistances
-from kvtiers.simulate.trace import infinite_hit_tokens
+from kvtiers.simulate.trace import Trace, infinite_hit_tokens
 
 _NUM_PLAYED: Final = 5  # capacities at which replacement rules are compared
 _CLEARLY_MORE: Final = 1.02  # hits, for which another replacement rule is worth a replay
@@ -83,7 +83,7 @@ class _Run:
         self._nbytes: dict[str, float] = {}
         self._curves: list[PolicyCurve] = []
         self._larger: list[EngineTry] = []
-        self._longest: int | None = None  # sequence that every data type allows
+        self._longest = 0  # sequence that every data type allows
         self.num_enough: int | None = None
         self._complete = True
         self._interrupted = False
@@ -143,11 +143,12 @@ class _Run:
             best, met = search.chosen()
             if best is not None:
                 (chosen if met else nearest)[search.kv_dtype] = best
-        share = self._shares.of(self._num_engines)
+        share = self._share_of(self._num_engines)
         infinite = infinite_hit_tokens(share.requests, share.block_size).rate
         answer = chosen.get(first) or nearest.get(first)
         config = None if answer is None else answer.size.config(answer.policy)
         mine = self._searches[0].trials if self._searches else []
+        curve = Curve.of(self._distances_of(self._num_engines), self._pools[first].num_tokens)
         proofs = {search.kv_dtype: search.proof() for search in self._searches}
         return Sizing(
             plan=plan,
@@ -155,7 +156,7 @@ class _Run:
             share=share,
             engines=self._engines,
             pools=self._pools,
-            curve=Curve.of(self._distances_of(self._num_engines), self._pools[first].num_tokens),
+            curve=curve,
             policy_curves=self._curves,
             infinite_hit_rate=infinite,
             nbytes_per_token=self._nbytes,
@@ -189,12 +190,16 @@ class _Run:
     def _machine(self, dtype: str) -> MachinePlan:
         """Return an engine that allows what those of all data types do: equal requests."""
         machine = self._plan.machine
-        longest = machine.max_model_len or self._longest
+        longest = machine.max_model_len or self._longest or None
         return replace(machine, kv_dtype=dtype, max_model_len=longest)
+
+    def _share_of(self, num_engines: int) -> Trace:
+        """Return what the busiest of so many engines serves."""
+        return servable(self._shares.of(num_engines), self._longest)
 
     def _distances_of(self, num_engines: int) -> StackDistances:
         if num_engines not in self._distances:
-            self._distances[num_engines] = StackDistances.of(self._shares.of(num_engines))
+            self._distances[num_engines] = StackDistances.of(self._share_of(num_engines))
         return self._distances[num_engines]
 
     # -- how many engines -------------------------------------------------------------
@@ -202,7 +207,7 @@ class _Run:
     def _try_fewer_engines(self) -> None:
         """Replay one engine fewer with all that is reused in DRAM: do tiers spare an engine?"""
         num = self._num_engines
-        if num == 1 or not self._engines[-1].keeps_up:
+        if num == 1 or not any(it.keeps_up and it.num_engines == num for it in self._engines):
             return
         every = self._largest(num - 1)[0]
         likely = [self._job(num, size, s.kv_dtype) for s in self._searches for size in s.ends]
@@ -313,7 +318,7 @@ class _Run:
         self, machine: MachinePlan, num_engines: int, *, only_last: bool = False
     ) -> list[tuple[Size, Guess]]:
         """Guess for every size that is considered: none first, the largest last."""
-        per_token, share = self._nbytes[machine.kv_dtype], self._shares.of(num_engines)
+        per_token, share = self._nbytes[machine.kv_dtype], self._share_of(num_engines)
         distances = self._distances_of(num_engines)
         some = Size(2**30, 2**30).config("lru")
         assert some is not None, "there is DRAM"
@@ -345,7 +350,7 @@ class _Run:
             nbytes = chosen.size.dram_nbytes + chosen.size.nvme_nbytes
             at = min(most, nbytes / self._nbytes[search.kv_dtype])
             tokens = sorted({*tokens, at})
-        jobs = [PolicyJob(num, policy, tuple(tokens)) for policy in plan.policies]
+        jobs = [PolicyJob(num, self._longest, policy, tuple(tokens)) for policy in plan.policies]
         for job in jobs:
             curve = self._pool.result(job, jobs)
             if curve is None:

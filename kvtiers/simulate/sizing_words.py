@@ -9,7 +9,7 @@ from typing import Final
 from kvtiers.model.units import format_size
 from kvtiers.simulate.goal import GoalKind
 from kvtiers.simulate.replay import Replay
-from kvtiers.simulate.sizing import Proof, Sizing, Trial
+from kvtiers.simulate.sizing import EngineTry, Proof, Sizing, Trial
 
 _SPEED: Final = ("TTFT p50", "TTFT p90", "output tokens/s", "ITL p90")
 HEADER: Final = (
@@ -131,19 +131,16 @@ def curve_rows(sizing: Sizing) -> list[tuple[str, ...]]:
 def _engines(sizing: Sizing) -> Iterator[str]:
     """Yield who serves the trace."""
     bare = [it for it in sizing.engines if not it.size.dram_nbytes]
-    for before in bare:
+    for before in sorted(bare, key=lambda it: it.num_engines):
         if not before.keeps_up:
-            yield (
-                f"{_number(before.num_engines)} without tiers falls behind: serving takes "
-                f"{before.load:.2f} times as long as the arrivals, p90 TTFT is "
-                f"{seconds_text(before.ttft_p90)}."
-            )
+            yield _behind(before)
     if sizing.num_engines > 1:
-        fewest = ""
-        if bare:
-            fewest = ", the fewest that keep up without tiers" if bare[-1].keeps_up else ""
+        numbers = {it.num_engines: it.keeps_up for it in bare}
+        kept = ", which keep up without tiers" if numbers.get(sizing.num_engines) else ""
+        if kept and numbers.get(sizing.num_engines - 1) is False:
+            kept = ", the fewest that keep up without tiers"
         yield (
-            f"Sized for {sizing.num_engines} engines that share the trace{fewest}; that with the "
+            f"Sized for {sizing.num_engines} engines that share the trace{kept}; that with the "
             f"most prompt tokens was replayed: {sizing.num_requests:,} of "
             f"{len(sizing.plan.trace.requests):,} requests. --replicas N for another number."
         )
@@ -159,6 +156,16 @@ def _engines(sizing: Sizing) -> Iterator[str]:
                     else "."
                 )
             )
+
+
+def _behind(tried: EngineTry) -> str:
+    """Return how much too few engines fall behind."""
+    text = f"{_number(tried.num_engines)} without tiers falls behind: "
+    if tried.load > 1.02:
+        text += f"serving takes {tried.load:.2f} times as long as the arrivals"
+    else:
+        text += f"one request in ten waits {seconds_text(tried.wait_p90)} or more to be admitted"
+    return f"{text}, p90 TTFT is {seconds_text(tried.ttft_p90)}."
 
 
 def _left_out(sizing: Sizing) -> Iterator[str]:

@@ -49,6 +49,11 @@ class TraceRequest:
     session: int
     think_seconds: float | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and output; at least one token is generated."""
+        return self.num_prompt_tokens + max(1, self.num_output_tokens)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
