@@ -79,7 +79,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
             options.engine_values(device, knobs), medium or (), preemption
         )
         shared: dict[str, Any] = {"machine": machine, "warmup": warmup}
-        shared["trace"] = busiest_share(found, replicas)
+        longest = machine.settings(found).max_model_len
+        shared["trace"] = busiest_share(found, replicas, longest)
         shared |= {"arrivals": ArrivalPlan(speed, concurrency), "max_seconds": max_seconds}
         named = _configs([*([config] if config else []), *(compare or ()), *(more or ())])
         plans = [ReplayPlan(**shared, label=label, config=it) for label, it in named]

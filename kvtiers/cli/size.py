@@ -64,7 +64,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     max_model_len: options.MaxLenOption = None,
     preemption: options.PreemptionOption = "cost",
     medium: options.MediumOption = None,
-    max_seconds: options.MaxSecondsOption = 600.0,
+    max_seconds: options.MaxSecondsOption = 1200.0,
     jobs: options.JobsOption = None,
     write_config: options.WriteConfigOption = None,
     output: options.OutputOption = None,

@@ -8,6 +8,7 @@ from typing import Final
 from kvtiers.simulate.engine_count import Make
 from kvtiers.simulate.estimate import Guess
 from kvtiers.simulate.replay import Replay
+from kvtiers.simulate.replay_job import ReplayJob
 from kvtiers.simulate.replay_pool import ReplayPool
 from kvtiers.simulate.sizes import Size
 from kvtiers.simulate.sizing import EngineTry
@@ -54,7 +55,9 @@ class MoreEngines:
         best: int | None = None
         went_up = False
         while 0 <= at < len(numbers):
-            likely = [numbers[at + 1]] if at + 1 < len(numbers) and best is None else []
+            likely = [self._make(numbers[at], Size(0, 0))]  # wanted if so many are enough
+            if at + 1 < len(numbers) and best is None:
+                likely.append(self._make(numbers[at + 1], self._largest(numbers[at + 1])[0]))
             meets = self._meets(numbers[at], self._largest(numbers[at])[0], likely)
             if meets:
                 best = numbers[at]
@@ -74,10 +77,9 @@ class MoreEngines:
     def _hopeful(self, num: int) -> bool:
         return self._largest(num)[1].ttft_p90 <= self._limit
 
-    def _meets(self, num: int, size: Size, likely: list[int]) -> bool | None:
+    def _meets(self, num: int, size: Size, likely: list[ReplayJob]) -> bool | None:
         """Return whether so many engines meet the goal; None: there is no time."""
-        then = [self._make(other, self._largest(other)[0]) for other in likely]
-        found = self._pool.result(self._make(num, size), then)
+        found = self._pool.result(self._make(num, size), likely)
         if found is None:
             self.complete = False
             return None

@@ -156,11 +156,6 @@ def replay(plan: ReplayPlan, progress: Progress | None = None) -> Replay:
     """
     settings = plan.machine.settings(plan.trace)
     requests = servable(plan.trace, settings.max_model_len).requests
-    if not requests:
-        raise ConfigError(
-            f"every request of {plan.trace.name} is longer than the {settings.max_model_len:,} "
-            "tokens that the engine allows; an fp8 cache or more devices (--tp) hold longer ones"
-        )
     engine = plan.machine.engine(settings, plan.config)
     try:
         drive = _Drive(plan, engine, requests)

@@ -160,7 +160,7 @@ class ReplayPool:
             useless.end()
         elif len(self._workers) == self.num_jobs:
             return None
-        self._workers.append(_Worker(self._shares.trace))
+        self._workers.append(_Worker(self._shares))
         return self._workers[-1]
 
     def _listen(self) -> None:
@@ -187,11 +187,13 @@ class _Worker:
         job: what it is at. began: when, of `time.monotonic`.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, shares: Shares) -> None:
         # Not forked: a copy of a process with threads may hang on a lock.
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, trace), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(other, shares.trace, shares.longest), daemon=True
+        )
         resource_tracker.ensure_running()  # it would unblock the signal below
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -240,9 +242,9 @@ def _untold(_ended: int, _num: int) -> None:
     """Follow no progress."""
 
 
-def _serve(connection: Connection, trace: Trace) -> None:
+def _serve(connection: Connection, trace: Trace, longest: int | None) -> None:
     """Play jobs in a process, until nobody listens any more."""
-    shares, last = Shares(trace), 0.0
+    shares, last = Shares(trace, longest), 0.0
 
     def progress(ended: int, num: int) -> None:
         nonlocal last

@@ -40,7 +40,7 @@ class SizingPlan:
     arrivals: ArrivalPlan = field(default_factory=ArrivalPlan)
     warmup: float = 0.0
     num_engines: int | None = 1
-    max_seconds: float = 600.0
+    max_seconds: float = 1200.0
     num_jobs: int = 1
 
     def __post_init__(self) -> None:

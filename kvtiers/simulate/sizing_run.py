@@ -43,7 +43,8 @@ def size_tiers(
         CapacityError: the engine would not start. ConfigError: a name is not known.
         WorkerError: a process that replayed died.
     """
-    shares, deadline = Shares(plan.trace), time.monotonic() + plan.max_seconds
+    shares = Shares(plan.trace, _longest(plan))
+    deadline = time.monotonic() + plan.max_seconds
     told = told or (lambda _what: lambda _ended, _num: None)
     pool = ReplayPool(shares, plan.num_jobs, deadline, told)
     forecast = Forecast(pool, shares, expected or (lambda _done, _num, _seconds: None))
@@ -60,6 +61,18 @@ def size_tiers(
         pool.close()
 
 
+def _longest(plan: SizingPlan) -> int:
+    """Return the tokens of a request that engines of all data types serve.
+
+    Raises:
+        CapacityError: an engine would not start. ConfigError: every request is longer.
+    """
+    machines = [replace(plan.machine, kv_dtype=dtype) for dtype in plan.kv_dtypes]
+    longest = min(machine.settings(plan.trace).max_model_len for machine in machines)
+    servable(plan.trace, longest)
+    return longest
+
+
 class _Run:
     """One search, while it runs.
 
@@ -72,6 +85,8 @@ class _Run:
     ) -> None:
         self._plan = plan
         self._shares = shares
+        assert shares.longest is not None, "it is known what engines serve"
+        self._longest = shares.longest
         self._pool = pool
         self._forecast = forecast
         self._num_engines = plan.num_engines or 1
@@ -83,7 +98,6 @@ class _Run:
         self._nbytes: dict[str, float] = {}
         self._curves: list[PolicyCurve] = []
         self._larger: list[EngineTry] = []
-        self._longest = 0  # sequence that every data type allows
         self.num_enough: int | None = None
         self._complete = True
         self._interrupted = False
@@ -95,10 +109,8 @@ class _Run:
             compare: look how many engines meet the goal without tiers, too.
         """
         plan = self._plan
-        for dtype in plan.kv_dtypes:  # before anything slow: what would not start is refused
+        for dtype in plan.kv_dtypes:
             machine = self._machine(dtype)
-            longest = machine.settings(plan.trace).max_model_len
-            self._longest = min(longest, self._longest or longest)
             self._pools[dtype] = machine.memory().pool
             self._nbytes[dtype] = frame_nbytes_per_token(machine)
         try:
@@ -165,7 +177,9 @@ class _Run:
             chosen=chosen,
             nearest=nearest,
             proofs=proofs,
-            limit=limit_in_words(plan.goal, mine, chosen.get(first), infinite, proofs.get(first)),
+            limit=limit_in_words(
+                plan.goal, mine, chosen.get(first), curve.rates[-1], proofs.get(first)
+            ),
             yaml=None if config is None else minimal_yaml(config),
             complete=self._complete,
             interrupted=self._interrupted,
@@ -189,9 +203,7 @@ class _Run:
 
     def _machine(self, dtype: str) -> MachinePlan:
         """Return an engine that allows what those of all data types do: equal requests."""
-        machine = self._plan.machine
-        longest = machine.max_model_len or self._longest or None
-        return replace(machine, kv_dtype=dtype, max_model_len=longest)
+        return replace(self._plan.machine, kv_dtype=dtype, max_model_len=self._longest)
 
     def _share_of(self, num_engines: int) -> Trace:
         """Return what the busiest of so many engines serves."""
