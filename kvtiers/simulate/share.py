@@ -17,7 +17,8 @@ def busiest_share(trace: Trace, num_engines: int, longest: int | None = None) ->
     balancer, with the imbalance counted in tokens.)
 
     Args:
-        longest: tokens of a request that engines serve: a longer one costs nothing. None: any.
+        longest: tokens of a request that engines serve, None for any: longer ones, which all
+            refuse, are among the requests of each, and cost nothing.
 
     Raises:
         ConfigError: there are more engines than requests.
@@ -33,7 +34,8 @@ def busiest_share(trace: Trace, num_engines: int, longest: int | None = None) ->
     num_tokens, last = [0] * num_engines, dict[int, int]()
     for request in trace.requests:
         if longest is not None and request.num_tokens > longest:
-            shares[0].append(request)
+            for share in shares:
+                share.append(request)
             continue
         ids = request.block_ids.tolist()
         depth = next((n for n in range(len(ids), 0, -1) if ids[n - 1] in last), 0)

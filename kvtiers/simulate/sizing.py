@@ -211,6 +211,7 @@ class Sizing:
             "prices_per_gb": asdict(self.plan.prices),
             "complete": self.complete,
             "interrupted": self.interrupted,
+            "block_size": self.share.block_size,
             "num_engines": self.num_engines,
             "num_requests": {"trace": len(self.plan.trace.requests), "share": self.num_requests},
             "engines": [asdict(it) for it in self.engines],

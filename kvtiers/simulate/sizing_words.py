@@ -171,8 +171,11 @@ def _behind(tried: EngineTry) -> str:
 def _left_out(sizing: Sizing) -> Iterator[str]:
     """Yield that requests were too long to be served."""
     bare = sizing.bare(sizing.plan.kv_dtypes[0])
-    if bare is not None and bare.replay.num_skipped:
-        num, longest = bare.replay.num_skipped, bare.replay.longest
+    if bare is None:
+        return
+    longest = bare.replay.longest
+    num = sum(request.num_tokens > longest for request in sizing.plan.trace.requests)
+    if num:
         them = "1 request is" if num == 1 else f"{num:,} requests are"
         yield (
             f"{them} longer than the {longest:,} tokens that the KV pool holds, and left out: with "

@@ -10,6 +10,7 @@ from kvtiers.simulate.generate import Workload, generate
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.measures import Percentiles, Timeline
 from kvtiers.simulate.replay import ReplayPlan, replay
+from kvtiers.simulate.trace import Trace
 
 MACHINE = MachinePlan("llama-3.1-8b", "l40s", utilization=0.6)
 TIERS = parse_mapping(
@@ -114,6 +115,22 @@ def test_slower_arrivals_wait_less():
     fast, slow = run(arrivals=ArrivalPlan(speed=4.0)), run(arrivals=ArrivalPlan(speed=0.25))
     assert slow.ttft.p90 < fast.ttft.p90
     assert slow.seconds > fast.seconds
+
+
+def test_a_burst_that_waits_long_is_not_kept_up_with_however_late_the_last_one_comes():
+    requests = generate(Workload("mixed", 200, seed=1)).requests
+    alone = tuple(
+        replace(it, arrival_seconds=0.0, block_ids=it.block_ids + 10**6 * number)
+        for number, it in enumerate(requests)
+    )
+    last = replace(alone[-1], arrival_seconds=36_000.0)
+    found = run(trace=Trace("burst", 512, (*alone[:-1], last)), config=None)
+    assert (found.num_late, found.load) == (0, pytest.approx(1.0, abs=0.01))
+    assert 60 < found.wait.p90 <= found.ttft.p90
+    assert not found.keeps_up
+    few = run(trace=Trace("few", 512, (*alone[:10], last)), config=None)
+    assert few.wait.p90 < 60
+    assert few.keeps_up
 
 
 def test_a_smaller_pool_preempts_and_says_what_recompute_that_causes():
