@@ -118,7 +118,7 @@ def every_size():
 
 @pytest.mark.parametrize("goal", ["ttft-p90=0.7x", "ttft-p90=0.9x", "hit-rate=0.35"])
 def test_the_answer_is_that_of_brute_force(goal, every_size, monkeypatch):
-    monkeypatch.setattr(sizing_run, "candidates", lambda _nbytes: GRID)
+    monkeypatch.setattr(sizing_run, "candidates", lambda *_nbytes: GRID)
     found = size(goal)
     bare = every_size[GRID[0]].ttft.p90
     met = [
