@@ -83,9 +83,8 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
 
         check_outputs(output, write_config)
         engine = options.engine_values(device, knobs)
-        read = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
         plan = SizingPlan(
-            trace=read if trace_block else read.coarser(_BLOCK_TOKENS),
+            trace=_read(trace, (generate, rate, seed), requests, trace_block),
             machine=options.machine_plan(engine, medium or (), preemption),
             goal=Goal.parse(goal),
             prices=_prices(price or ()),
@@ -111,6 +110,12 @@ def _tell(sizing: Sizing, as_json: bool) -> None:
         raise typer.Exit(INTERRUPTED)
     if not sizing.met:
         raise typer.Exit(NOT_MET)
+
+
+def _read(path: Path | None, generate: Any, num: int | None, block_size: int | None) -> Any:
+    """Return the trace, in blocks that are not needlessly small."""
+    trace = options.read_trace(path, generate, num, block_size)
+    return trace if block_size else trace.coarser(_BLOCK_TOKENS)
 
 
 def _prices(texts: Any) -> Any:
