@@ -83,7 +83,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         machine = options.machine_plan(engine, medium or (), preemption)
         shared: dict[str, Any] = {"warmup": warmup, "max_seconds": max_seconds}
         shared |= {"arrivals": ArrivalPlan(speed, concurrency)}
-        shared["trace"] = busiest_share(found, replicas)
+        shared["trace"] = busiest_share(found, replicas, machine.settings(found).max_model_len)
         plans = _plans(machine, shared, configs)
         _keep(found, write_trace)
         about = options.about_requests(trace, (generate, rate, seed), found)

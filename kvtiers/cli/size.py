@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _MOST_PRICE: Final = 1e12
 _BAR_WIDTH: Final = 44  # the longest name of a replay
+_BLOCK_TOKENS: Final = 512  # to which smaller blocks are put together: replays take as long as
+# they have blocks, and this much of a prefix hardly matters where prompts are long
 _POLICIES: Final = ("lru", "arc", "s3-fifo", "w-tinylfu", "cost")  # adaptive follows the best
 
 NOT_MET: Final = 1
@@ -62,7 +64,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     max_model_len: options.MaxLenOption = None,
     preemption: options.PreemptionOption = "cost",
     medium: options.MediumOption = None,
-    max_seconds: options.MaxSecondsOption = 600.0,
+    max_seconds: options.MaxSecondsOption = 1200.0,
     jobs: options.JobsOption = None,
     write_config: options.WriteConfigOption = None,
     output: options.OutputOption = None,
@@ -82,7 +84,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
         check_outputs(output, write_config)
         engine = options.engine_values(device, knobs)
         plan = SizingPlan(
-            trace=options.read_trace(trace, (generate, rate, seed), requests, trace_block),
+            trace=_read(trace, (generate, rate, seed), requests, trace_block),
             machine=options.machine_plan(engine, medium or (), preemption),
             goal=Goal.parse(goal),
             prices=_prices(price or ()),
@@ -106,8 +108,14 @@ def _tell(sizing: Sizing, as_json: bool) -> None:
         _show(sizing)
     if sizing.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if sizing.plan.kv_dtypes[0] not in sizing.chosen:
+    if not sizing.met:
         raise typer.Exit(NOT_MET)
+
+
+def _read(path: Path | None, generate: Any, num: int | None, block_size: int | None) -> Any:
+    """Return the trace, in blocks that are not needlessly small."""
+    trace = options.read_trace(path, generate, num, block_size)
+    return trace if block_size else trace.coarser(_BLOCK_TOKENS)
 
 
 def _prices(texts: Any) -> Any:
@@ -145,18 +153,30 @@ def _run(plan: SizingPlan, quiet: bool, output: Path | None, write_config: Path 
 
             return follow
 
-        sizing = size_tiers(plan, told)
+        whole = bar.add_task("all replays", total=None)
+
+        def expected(done: int, num: int, seconds: float | None) -> None:
+            left = "" if seconds is None else f", about {_minutes(seconds)} left"
+            bar.update(whole, description=f"all replays{left}", completed=done, total=num)
+
+        sizing = size_tiers(plan, told, expected)
+        bar.update(whole, visible=False)
     _write(sizing, output, write_config)
     return sizing
+
+
+def _minutes(seconds: float) -> str:
+    """Return a time to wait for, roughly."""
+    return f"{seconds:,.0f} s" if seconds < 100 else f"{seconds / 60:,.0f} min"
 
 
 def _write(sizing: Sizing, output: Path | None, write_config: Path | None) -> None:
     from kvtiers.simulate.sizing_report import write_sizing
 
-    met = sizing.plan.kv_dtypes[0] in sizing.chosen
-    if write_config is not None and sizing.yaml is not None and met:
+    met, yaml = sizing.met, sizing.final.yaml
+    if write_config is not None and yaml is not None and met:
         try:
-            write_config.write_text(sizing.yaml, encoding="utf-8")
+            write_config.write_text(yaml, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{write_config}: cannot be written ({error.strerror})") from error
         typer.echo(f"wrote {write_config}", err=True)
@@ -194,14 +214,18 @@ def _show(sizing: Sizing) -> None:
     for text in headline(sizing):
         console.print(text, markup=False)
     console.print()
-    curve, dtypes = curve_rows(sizing), dtype_rows(sizing)
-    shown("What the data type of the KV cache changes", dtypes[0], dtypes[1:], 1)
-    shown("What was replayed", HEADER, trial_rows(sizing), 3)
+    curve = curve_rows(sizing.final)
+    for it in (sizing, sizing.more):
+        if it is not None:
+            dtypes, many = dtype_rows(it), f", {it.num_engines} engines" if sizing.more else ""
+            shown(f"What the data type of the KV cache changes{many}", dtypes[0], dtypes[1:], 1)
+    shown("What was replayed", HEADER, trial_rows(sizing), 4)
     shown("What larger tiers hit, and what twice the size adds", curve[0], curve[1:], 1)
     for text in details(sizing):
         console.print(text, markup=False)
-    if sizing.yaml is not None:
-        met = sizing.plan.kv_dtypes[0] in sizing.chosen
-        what = "meets the goal" if met else "comes close, for its price"
-        console.print(f"\nA configuration that {what}:\n", markup=False)
-        console.print(sizing.yaml, markup=False, highlight=False)
+    final = sizing.final
+    if final.yaml is not None:
+        what = "meets the goal" if sizing.met else "comes close, for its price"
+        each = f" (each of {final.num_engines} engines)" if final.num_engines > 1 else ""
+        console.print(f"\nA configuration that {what}{each}:\n", markup=False)
+        console.print(final.yaml, markup=False, highlight=False)

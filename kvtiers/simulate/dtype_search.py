@@ -17,6 +17,7 @@ from kvtiers.simulate.sizing import Proof, SizingPlan, Trial
 _NEARLY: Final = 0.9  # of what tiers can bring, where that is less than the goal
 _WORTHWHILE: Final = 0.02  # of what is without tiers, below which they are not worth a search
 _MOST_AHEAD: Final = 4  # sizes that are named before it is known whether they are wanted
+_USUAL: Final = 5  # replays between no tiers and the largest, for all that is known before
 _NO_TIERS: Final = "no tiers"
 _CEILING: Final = "all that is reused in DRAM"
 _BETWEEN: Final = "undecided until then"
@@ -34,6 +35,7 @@ class DtypeSearch:
     Attributes:
         trials: what was replayed. wanted: the size to replay next; None: the search is over.
         nearly: what takes the place of a goal that no size meets.
+        too_small: sizes that do not hold one block, each with what was said of it.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class DtypeSearch:
         self.kv_dtype = kv_dtype
         self.trials: list[Trial] = []
         self.nearly: Goal | None = None
+        self.too_small: dict[Size, TooSmall] = {}
         self.ends_known = False
         self._plan = plan
         self._guesses = dict(guesses)
@@ -77,6 +80,15 @@ class DtypeSearch:
         sizes = list(self._guesses)
         return sizes[0], sizes[-1]
 
+    @property
+    def num_expected(self) -> int:
+        """How many more replays it is likely to take, as far as is known."""
+        if self.wanted is None:
+            return 0
+        if self._frontier is None:
+            return sum(size not in self._noted for size in self.ends) + _USUAL
+        return self._frontier.num_expected()
+
     def told(self, found: Replay | TooSmall) -> None:
         """Take in what came of the size that was wanted."""
         try:
@@ -98,7 +110,7 @@ class DtypeSearch:
         bound = math.inf if best is None else best.cost
         if self._plan.goal.kind is GoalKind.COST:
             bound = self._plan.goal.value
-        tried = {trial.size for trial in self.trials}
+        tried = self._noted
         undecided = self._undecided if self._frontier is None else self._frontier.undecided
         undecided = sorted(set(undecided) - tried, key=self._costs.__getitem__)
         left = set(self._costs) - tried - set(undecided)
@@ -108,8 +120,13 @@ class DtypeSearch:
             len(tried),
             dearer,
             len(left) - dearer,
+            len(self.too_small),
             tuple((size, self._costs[size]) for size in undecided),
         )
+
+    @property
+    def _noted(self) -> set[Size]:
+        return {trial.size for trial in self.trials} | self.too_small.keys()
 
     # -- the steps --------------------------------------------------------------------
 
@@ -148,6 +165,7 @@ class DtypeSearch:
     def _note(self, role: str, size: Size, found: Replay | TooSmall) -> bool:
         """Take in a replay; returns whether the size will do."""
         if isinstance(found, TooSmall):
+            self.too_small[size] = found
             return False
         return self._will_do(self.add(role, self._plan.policies[0], size, found))
 
@@ -170,14 +188,16 @@ class DtypeSearch:
         frontier = Frontier(self._costs, ranks)
         for trial in self.trials:
             frontier.told(trial.size, self._will_do(trial))
+        for size in self.too_small:
+            frontier.told(size, met=False)
         return frontier
 
     def _settle_for_less(self) -> None:
         """Set a goal that can be met: most of what the largest tiers bring; the earlier search's
         one, if it can be, lets both be compared."""
-        if len(self.trials) < 2:
+        if self.ends[1] in self.too_small:
             return
-        bare, ceiling = self.trials[0].replay, self.trials[1].replay
+        bare, ceiling = (trial.replay for trial in self.trials[:2])
         earlier = None if self._earlier is None else self._earlier.nearly
         if earlier is not None and _reaches(earlier, ceiling):
             self.nearly = earlier

@@ -14,34 +14,49 @@ from kvtiers.simulate.sizing import EngineTry, SizingPlan
 
 _MOST_ENGINES: Final = 1024
 _MOST_NUMBERS: Final = 8  # of engines that are tried
+_MOST_WITHOUT: Final = 4  # of engines without tiers that are tried, until they meet a goal
 
 Make = Callable[[int, Size], ReplayJob]
 """Makes the job that replays so many engines with tiers of some size each."""
 
 
-def settle_engines(plan: SizingPlan, pool: ReplayPool, make: Make, tries: list[EngineTry]) -> int:
+def settle_engines(
+    plan: SizingPlan,
+    pool: ReplayPool,
+    make: Make,
+    tries: list[EngineTry],
+    told: Callable[[], None],
+) -> int:
     """Replay more and more engines without tiers, until they keep up; returns how many.
 
-    One engine that falls behind is never idle, so that its load says how many are needed at
-    least.
+    One engine that falls behind all the time is never idle, so that its load says how many are
+    needed at least. Where more than one were added, a number between may do.
 
     Args:
-        tries: gets what was tried, one after another.
+        tries: gets what was tried, one after another. told: called after each.
     """
-    num, most = 1, min(_MOST_ENGINES, len(plan.trace.requests))
+    num, most, nothing = 1, min(_MOST_ENGINES, len(plan.trace.requests)), Size(0, 0)
+    behind, enough = 0, most + 1
     while True:
-        nothing = Size(0, 0)
         # Whether one engine more is needed is not known yet; an idle core may find out.
-        likely = [make(num + 1, nothing)] if num < most and not _paced(plan) else []
+        likely = [make(num + 1, nothing)] if num + 1 < enough and not paced(plan) else []
         found = pool.result(make(num, nothing), likely)
         if found is None:
-            return num
+            return num if enough > most else enough
         assert isinstance(found, Replay), "there is no tier that could be too small"
-        keeps_up = found.keeps_up or _paced(plan)
-        tries.append(EngineTry(num, nothing, keeps_up, found.load, found.ttft.p90))
-        if keeps_up or num == most or len(tries) == _MOST_NUMBERS:
-            return num
-        num = min(most, max(num + 1, math.ceil(0.9 * num * found.load)))
+        tries.append(EngineTry.of(num, nothing, found, paced=paced(plan)))
+        told()
+        if tries[-1].keeps_up:
+            enough = num
+        else:
+            behind = num
+        if enough - behind <= 1 or num == most or len(tries) == _MOST_NUMBERS:
+            return num if enough > most else enough
+        if enough <= most:
+            num = (behind + enough) // 2
+        else:
+            at_least = math.ceil(0.9 * num * found.load)
+            num = min(most, max(at_least, num + max(1, num // 2)))
 
 
 def try_fewer_engines(
@@ -54,12 +69,10 @@ def try_fewer_engines(
     """
     found = pool.result(job, likely)
     if isinstance(found, Replay):
-        tries.append(
-            EngineTry(job.num_engines, job.size, found.keeps_up, found.load, found.ttft.p90)
-        )
+        tries.append(EngineTry.of(job.num_engines, job.size, found))
     return found is not None
 
 
-def _paced(plan: SizingPlan) -> bool:
+def paced(plan: SizingPlan) -> bool:
     """Whether requests come as fast as they are served."""
     return plan.arrivals.concurrency is not None

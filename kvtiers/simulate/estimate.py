@@ -27,10 +27,13 @@ class Guess:
 
     Attributes:
         hit_rate: of all tiers that are worth loading from. ttft_p90: in seconds.
+        alone_p90: seconds to the first token if no request waited for another: the loads, and the
+            prefill of what is not hit.
     """
 
     hit_rate: float
     ttft_p90: float
+    alone_p90: float
 
 
 class Estimator:
@@ -82,7 +85,7 @@ class Estimator:
         best, had = self._served(prompt, hits)
         wait = np.zeros(len(best)) if self._closed else _waits(self._arrivals, best)
         rate = float(had.sum()) / max(1, int(prompt.sum()))
-        return Guess(rate, float(np.percentile(wait + best, 90)))
+        return Guess(rate, _p90(wait + best), _p90(best))
 
     def _served(self, prompt: Int64s, hits: list[Int64s]) -> tuple[Float64s, Int64s]:
         """Return the least seconds to the first token of each request, and the tokens it hits."""
@@ -95,6 +98,10 @@ class Estimator:
             better = seconds < best
             best, had = np.where(better, seconds, best), np.where(better, hits[tier], had)
         return best, had
+
+
+def _p90(seconds: Float64s) -> float:
+    return float(np.percentile(seconds, 90))
 
 
 def _waits(arrivals: Float64s, service: Float64s) -> Float64s:

@@ -64,6 +64,14 @@ class Frontier:
             return hopeful[0]
         return min(largest(undecided), key=lambda size: (self.ranks[size], -self._costs[size]))
 
+    def num_expected(self) -> int:
+        """Return how many more tries it takes, if the ranks are right."""
+        supposed, worst, num = self._supposing({}), self._worst_hopeful(), 0
+        while (following := supposed.next()) is not None:
+            supposed.told(following, self.ranks[following] <= worst)
+            num += 1
+        return num
+
     def ahead(self, trying: Size, most: int) -> list[Size]:
         """Return up to so many sizes that may be next, the soonest first.
 

@@ -65,7 +65,7 @@ class MachinePlan(OnDevice):
             )
         num_blocks = memory.pool.num_blocks
         room = (num_blocks - int(_WATERMARK * num_blocks)) * self.block_size
-        longest = max(r.num_prompt_tokens + max(1, r.num_output_tokens) for r in trace.requests)
+        longest = max(request.num_tokens for request in trace.requests)
         return EngineSettings(
             num_blocks=num_blocks,
             max_model_len=self.max_model_len or min(longest, room),

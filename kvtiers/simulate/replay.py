@@ -23,12 +23,14 @@ from kvtiers.observe.metrics import BLOCKS_FAILED, BYTES_COPIED, OFFLOADS_DROPPE
 from kvtiers.simulate.arrivals import ArrivalPlan, Arrivals
 from kvtiers.simulate.machine import MachinePlan, not_modelled
 from kvtiers.simulate.measures import HBM, Percentiles, Timeline, TokenSums
+from kvtiers.simulate.share import servable
 from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hits
 
 DAY_SECONDS: Final = 86_400.0
 _LATE: Final = 16  # requests that may wait when the last one comes, of an engine that keeps up
 _LATE_SHARE: Final = 0.01  # or so many of all
 _LATE_LOAD: Final = 1.02  # or as long as they were served this soon
+_LONG_WAIT_SECONDS: Final = 60.0  # that one in ten may wait, of an engine that keeps up
 
 Progress = Callable[[int, int], None]
 """Told how many requests have ended, and how many there are."""
@@ -129,10 +131,11 @@ class Replay:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether requests came no faster than they were served: hardly any waited at the end, or
-        all were served soon after."""
+        """Whether requests came no faster than they were served: nine in ten never waited long,
+        and hardly any did at the end, or all were served soon after."""
         few = self.num_late <= max(_LATE, _LATE_SHARE * self.num_requests)
-        return self.complete and (few or self.load <= _LATE_LOAD)
+        soon = (self.wait.p90 or 0.0) <= _LONG_WAIT_SECONDS
+        return self.complete and soon and (few or self.load <= _LATE_LOAD)
 
     @property
     def load(self) -> float:
@@ -158,12 +161,7 @@ def replay(plan: ReplayPlan, progress: Progress | None = None) -> Replay:
         ConfigError: a name is not known, or no request is short enough.
     """
     settings = plan.machine.settings(plan.trace)
-    requests = [r for r in plan.trace.requests if _length(r) <= settings.max_model_len]
-    if not requests:
-        raise ConfigError(
-            f"every request of {plan.trace.name} is longer than the {settings.max_model_len:,} "
-            "tokens that the engine allows"
-        )
+    requests = servable(plan.trace, settings.max_model_len).requests
     engine = plan.machine.engine(settings, plan.config)
     try:
         drive = _Drive(plan, engine, requests)
@@ -171,10 +169,6 @@ def replay(plan: ReplayPlan, progress: Progress | None = None) -> Replay:
         return drive.result(settings)
     finally:
         engine.close()
-
-
-def _length(request: TraceRequest) -> int:
-    return request.num_prompt_tokens + max(1, request.num_output_tokens)
 
 
 class _Drive:

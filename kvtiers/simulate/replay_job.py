@@ -10,7 +10,7 @@ from kvtiers.simulate.arrivals import ArrivalPlan
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.policy_curves import PolicyCurve, policy_curve
 from kvtiers.simulate.replay import Progress, Replay, ReplayPlan, replay
-from kvtiers.simulate.share import Shares
+from kvtiers.simulate.share import Shares, servable
 from kvtiers.simulate.sizes import Size
 
 
@@ -41,7 +41,7 @@ class ReplayJob:
     @property
     def kind(self) -> Hashable:
         """Jobs of one kind take about equally long."""
-        return self.num_engines
+        return self.num_engines, bool(self.size.dram_nbytes)
 
     def run(self, shares: Shares, progress: Progress) -> Replay | TooSmall:
         """Return what came of it.
@@ -73,9 +73,14 @@ class ReplayJob:
 
 @dataclass(frozen=True, slots=True)
 class PolicyJob:
-    """One replacement rule, played at some capacities without an engine."""
+    """One replacement rule, played at some capacities without an engine.
+
+    Attributes:
+        longest: tokens of a request that an engine serves.
+    """
 
     num_engines: int
+    longest: int
     policy: str
     tokens: tuple[float, ...]
 
@@ -91,5 +96,5 @@ class PolicyJob:
 
     def run(self, shares: Shares, progress: Progress) -> PolicyCurve:
         """Return what came of it."""
-        share = shares.of(self.num_engines)
+        share = servable(shares.of(self.num_engines), self.longest)
         return policy_curve(share, self.policy, self.tokens, progress)

@@ -58,11 +58,15 @@ class ReplayPool:
     Args:
         shares: given to every job. num_jobs: at a time.
         deadline: of `time.monotonic`: no job that would not end by then begins, but the first.
+
+    Attributes:
+        num_jobs: at a time. spent: job that is done to the seconds that it took.
     """
 
     def __init__(self, shares: Shares, num_jobs: int, deadline: float, told: Told) -> None:
         self._shares = shares
-        self._num_jobs = num_jobs
+        self.num_jobs = num_jobs
+        self.spent: dict[Job, float] = {}
         self._deadline = deadline
         self._told = told
         self._done: dict[Job, Any] = {}
@@ -88,7 +92,7 @@ class ReplayPool:
             for job in wanted:
                 if job in self._done:
                     return job
-            if self._num_jobs == 1:
+            if self.num_jobs == 1:
                 if not self._may_begin(wanted[0]):
                     return None
                 self._play_here(wanted[0])
@@ -122,6 +126,7 @@ class ReplayPool:
         self._note(job, time.monotonic() - started)
 
     def _note(self, job: Job, seconds: float) -> None:
+        self.spent[job] = seconds
         self._longest[job.kind] = max(self._longest.get(job.kind, 0.0), seconds)
 
     def _begin_what_fits(self, wanted: Sequence[Job], likely: Sequence[Job]) -> bool:
@@ -153,9 +158,9 @@ class ReplayPool:
         if useless is not None:
             self._workers.remove(useless)
             useless.end()
-        elif len(self._workers) == self._num_jobs:
+        elif len(self._workers) == self.num_jobs:
             return None
-        self._workers.append(_Worker(self._shares.trace))
+        self._workers.append(_Worker(self._shares))
         return self._workers[-1]
 
     def _listen(self) -> None:
@@ -182,11 +187,13 @@ class _Worker:
         job: what it is at. began: when, of `time.monotonic`.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, shares: Shares) -> None:
         # Not forked: a copy of a process with threads may hang on a lock.
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, trace), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(other, shares.trace, shares.longest), daemon=True
+        )
         resource_tracker.ensure_running()  # it would unblock the signal below
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -235,9 +242,9 @@ def _untold(_ended: int, _num: int) -> None:
     """Follow no progress."""
 
 
-def _serve(connection: Connection, trace: Trace) -> None:
+def _serve(connection: Connection, trace: Trace, longest: int | None) -> None:
     """Play jobs in a process, until nobody listens any more."""
-    shares, last = Shares(trace), 0.0
+    shares, last = Shares(trace, longest), 0.0
 
     def progress(ended: int, num: int) -> None:
         nonlocal last

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvtiers.model.errors import ConfigError
 from kvtiers.simulate.trace import Trace, TraceRequest
 
 
-def busiest_share(trace: Trace, num_engines: int) -> Trace:
+def busiest_share(trace: Trace, num_engines: int, longest: int | None = None) -> Trace:
     """Return the requests of the engine that gets the most prompt tokens.
 
     A request goes to the engine that was last to have its longest known prefix, if that is at
     least half of its prompt and the engine is no more than a tenth ahead of its share; any other
     goes to the engine that was given the fewest tokens. (The rule of SGLang's cache-aware load
     balancer, with the imbalance counted in tokens.)
+
+    Args:
+        longest: tokens of a request that engines serve, None for any: longer ones, which all
+            refuse, are among the requests of each, and cost nothing.
 
     Raises:
         ConfigError: there are more engines than requests.
@@ -27,6 +33,10 @@ def busiest_share(trace: Trace, num_engines: int) -> Trace:
     shares: list[list[TraceRequest]] = [[] for _ in range(num_engines)]
     num_tokens, last = [0] * num_engines, dict[int, int]()
     for request in trace.requests:
+        if longest is not None and request.num_tokens > longest:
+            for share in shares:
+                share.append(request)
+            continue
         ids = request.block_ids.tolist()
         depth = next((n for n in range(len(ids), 0, -1) if ids[n - 1] in last), 0)
         engine = last[ids[depth - 1]] if depth and 2 * depth >= len(ids) else -1
@@ -40,15 +50,35 @@ def busiest_share(trace: Trace, num_engines: int) -> Trace:
     return Trace(trace.name, trace.block_size, tuple(shares[busiest]))
 
 
-class Shares:
-    """The busiest engines' shares of one trace, each made once."""
+def servable(trace: Trace, longest: int) -> Trace:
+    """Return the requests of at most so many tokens, prompt and output together.
 
-    def __init__(self, trace: Trace) -> None:
+    Raises:
+        ConfigError: there is none.
+    """
+    kept = tuple(request for request in trace.requests if request.num_tokens <= longest)
+    if not kept:
+        raise ConfigError(
+            f"every request of {trace.name} is longer than the {longest:,} tokens that the engine "
+            "allows; an fp8 cache or more devices (--tp) hold longer ones"
+        )
+    return trace if len(kept) == len(trace.requests) else replace(trace, requests=kept)
+
+
+class Shares:
+    """The busiest engines' shares of one trace, each made once.
+
+    Args:
+        longest: tokens of a request that engines serve; None: any.
+    """
+
+    def __init__(self, trace: Trace, longest: int | None = None) -> None:
         self.trace = trace
+        self.longest = longest
         self._made: dict[int, Trace] = {}
 
     def of(self, num_engines: int) -> Trace:
         """Return the share of the busiest of so many. See `busiest_share`."""
         if num_engines not in self._made:
-            self._made[num_engines] = busiest_share(self.trace, num_engines)
+            self._made[num_engines] = busiest_share(self.trace, num_engines, self.longest)
         return self._made[num_engines]

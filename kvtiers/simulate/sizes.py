@@ -53,16 +53,23 @@ class Size:
         return parse_mapping({"tiers": tiers, "policy": {"evict": policy}})
 
 
-def candidates(working_set_nbytes: float) -> list[Size]:
+def candidates(working_set_nbytes: float, block_nbytes: float = 0.0) -> list[Size]:
     """Return the sizes to consider: none first, then all pairs of powers of two, and last DRAM
-    for all that is ever used again."""
-    every = max(_GIB, _up(working_set_nbytes * 1.05))
-    drams = [nbytes for nbytes in _doubling(4 * _GIB, 4096 * _GIB) if nbytes < every]
+    for all that is ever used again.
+
+    Args:
+        block_nbytes: of a block, which a tier has to hold.
+    """
+    least = max(_GIB, _up(block_nbytes))
+    every = max(least, _up(working_set_nbytes * 1.05))
+    drams = [nbytes for nbytes in _doubling(4 * _GIB, 4096 * _GIB) if least <= nbytes < every]
     stores = [nbytes for nbytes in _doubling(64 * _GIB, 65_536 * _GIB) if nbytes < 2 * every]
-    found = [Size(0, 0)]
-    for dram in drams or [_GIB]:
-        found += [Size(dram, store) for store in (0, *stores)]
-    return [*found, Size(every, 0)]
+    found = {Size(0, 0): None}
+    for dram in drams or [least]:
+        found |= dict.fromkeys(Size(dram, store) for store in (0, *stores))
+    largest = Size(every, 0)
+    found.pop(largest, None)
+    return [*found, largest]
 
 
 def minimal_yaml(config: Config) -> str:

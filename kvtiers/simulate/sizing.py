@@ -40,7 +40,7 @@ class SizingPlan:
     arrivals: ArrivalPlan = field(default_factory=ArrivalPlan)
     warmup: float = 0.0
     num_engines: int | None = 1
-    max_seconds: float = 600.0
+    max_seconds: float = 1200.0
     num_jobs: int = 1
 
     def __post_init__(self) -> None:
@@ -93,6 +93,7 @@ class Proof:
         num_sizes: that were considered. num_replayed: of them.
         num_dearer: not replayed, for they cost as much as the answer, or more.
         num_smaller: not replayed, for they are no larger in either tier than one that failed.
+        num_too_small: of all, that were found not to hold one block.
         undecided: neither; the cheapest first. Empty unless time was up.
     """
 
@@ -100,6 +101,7 @@ class Proof:
     num_replayed: int
     num_dearer: int
     num_smaller: int
+    num_too_small: int
     undecided: tuple[tuple[Size, float], ...]
 
 
@@ -109,14 +111,26 @@ class EngineTry:
 
     Attributes:
         size: of the tiers of each.
-        load: times of the arrivals that serving took.
+        load: times of the arrivals that serving took. wait_p90: to the first admission.
     """
 
     num_engines: int
     size: Size
     keeps_up: bool
     load: float
+    wait_p90: float | None
     ttft_p90: float | None
+
+    @classmethod
+    def of(cls, num_engines: int, size: Size, found: Replay, *, paced: bool = False) -> EngineTry:
+        """Return what a replay says; `paced`: requests come as fast as they are served."""
+        keeps_up = paced or found.keeps_up
+        return cls(num_engines, size, keeps_up, found.load, found.wait.p90, found.ttft.p90)
+
+    def meets(self, limit_seconds: float | None) -> bool:
+        """Whether the p90 TTFT is within a limit, if there is one."""
+        within = self.ttft_p90 is not None and limit_seconds is not None
+        return within and self.ttft_p90 <= limit_seconds  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,9 @@ class Sizing:
         limit: which limit binds, in words.
         yaml: of the engine's own data type, chosen or nearest; None: neither, or no tiers needed.
         complete: whether every replay that was wanted was made. interrupted: if not, by the user.
+        larger: numbers of engines that were tried because no size meets the goal with this many.
+        more: the answer for the number that meets it, and for the data types that need it; None:
+            it was not asked for, or none does.
     """
 
     plan: SizingPlan
@@ -156,6 +173,24 @@ class Sizing:
     yaml: str | None
     complete: bool
     interrupted: bool
+    larger: Sequence[EngineTry] = ()
+    more: Sizing | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether there is an answer that meets the goal, for the engine's own data type."""
+        return self.final.plan.kv_dtypes[0] in self.final.chosen
+
+    @property
+    def final(self) -> Sizing:
+        """This answer, or that for more engines where only they meet the goal."""
+        return self if self.more is None else self.more
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """The p90 TTFT that the goal allows; None: it is no time, or not known."""
+        bare = self.bare(self.plan.kv_dtypes[0])
+        return self.plan.goal.limit_seconds(None if bare is None else bare.replay.ttft.p90)
 
     def answer(self, kv_dtype: str) -> Trial | None:
         """Return the trial that was chosen, or else comes nearest; None: there is none."""
@@ -176,6 +211,7 @@ class Sizing:
             "prices_per_gb": asdict(self.plan.prices),
             "complete": self.complete,
             "interrupted": self.interrupted,
+            "block_size": self.share.block_size,
             "num_engines": self.num_engines,
             "num_requests": {"trace": len(self.plan.trace.requests), "share": self.num_requests},
             "engines": [asdict(it) for it in self.engines],
@@ -192,12 +228,14 @@ class Sizing:
                 for dtype, found in self.guesses.items()
             },
             "trials": [trial.to_plain() for trial in self.trials],
-            "goal_met": self.plan.kv_dtypes[0] in self.chosen,
+            "goal_met": self.met,
             "chosen": {d: list(self.trials).index(trial) for d, trial in self.chosen.items()},
             "nearest": {d: list(self.trials).index(trial) for d, trial in self.nearest.items()},
             "proofs": {dtype: asdict(proof) for dtype, proof in self.proofs.items()},
             "limit": self.limit,
             "yaml": self.yaml,
+            "larger": [asdict(it) for it in self.larger],
+            "more": None if self.more is None else self.more.to_plain(),
         }
 
     @property

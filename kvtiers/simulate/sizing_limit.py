@@ -6,43 +6,63 @@ from collections.abc import Sequence
 
 from kvtiers.simulate.goal import Goal, GoalKind
 from kvtiers.simulate.replay import Replay
-from kvtiers.simulate.sizing import Trial
-from kvtiers.simulate.sizing_words import seconds_text
+from kvtiers.simulate.sizing import Proof, Trial
+from kvtiers.simulate.sizing_words import no_ceiling, seconds_text
 
 
 def limit_in_words(
-    goal: Goal, trials: Sequence[Trial], chosen: Trial | None, infinite_hit_rate: float
+    goal: Goal,
+    trials: Sequence[Trial],
+    chosen: Trial | None,
+    most_hit_rate: float,
+    proof: Proof | None,
 ) -> str:
     """Return which limit binds.
 
     Args:
         trials: of one data type: that without tiers first, then that with the largest.
+        most_hit_rate: that a cache which forgets nothing reaches, in whole blocks.
+        proof: of the same data type; None: the search has not begun.
     """
     if len(trials) < 2:
-        return "not known: it was stopped before the largest tiers were replayed"
-    ceiling = trials[1].replay
+        return no_ceiling(proof)
+    ceiling = trials[1]
     if chosen is not None:
-        return _of_chosen(chosen, ceiling)
+        return _of_chosen(chosen, ceiling.replay)
     if goal.kind is GoalKind.COST:
         return "the money: it buys not even the smallest tiers considered"
-    if trials[1].met:
+    if ceiling.met:
         return "not known: it was stopped before a size was found"
-    return _of_all(ceiling, infinite_hit_rate)
+    limit = goal.limit_seconds(trials[0].replay.ttft.p90)
+    return _of_all(ceiling, limit, most_hit_rate)
 
 
-def _of_all(ceiling: Replay, infinite_hit_rate: float) -> str:
-    """Return why not even the largest tiers meet the goal."""
-    best = f"p90 TTFT {seconds_text(ceiling.ttft.p90)}, hit rate {ceiling.tokens.hit_rate:.1%}"
-    if ceiling.tokens.hit_rate >= 0.8 * infinite_hit_rate:
+def _of_all(ceiling: Trial, limit: float | None, most_hit_rate: float) -> str:
+    """Return why not even the largest tiers meet the goal; `limit`: in seconds, if it is a time."""
+    found = ceiling.replay
+    hit_rate = found.tokens.hit_rate
+    best = f"p90 TTFT {seconds_text(found.ttft.p90)}, hit rate {hit_rate:.1%}"
+    if hit_rate < 0.8 * most_hit_rate:
         return (
-            f"the trace: with all that is ever used again in DRAM it is {best}. A cache that "
-            f"forgets nothing hits {infinite_hit_rate:.1%}; the rest is new and has to be "
-            "computed: faster or more devices (--replicas), or slower arrivals (--speed), would "
-            "help"
+            f"the links: with all that is ever used again in DRAM it is {best}, though "
+            f"{most_hit_rate:.1%} could be hit"
+        )
+    most_hit_rate = max(most_hit_rate, hit_rate)  # a warm-up may have been poorer
+    new = (
+        f"with all that is ever used again in DRAM it is {best}. At most {most_hit_rate:.1%} of "
+        f"the prompt tokens can be hit, {1 - most_hit_rate:.0%} are new and have to be computed"
+    )
+    if limit is None:
+        return f"the trace: {new}"
+    alone = seconds_text(ceiling.guess.alone_p90)
+    if ceiling.guess.alone_p90 > limit:
+        return (
+            f"computing what is new: {new}, which takes {alone} (p90) even if no request waits for "
+            "another. Only a faster engine would do: another device, or more of them (--tp)"
         )
     return (
-        f"the links: with all that is ever used again in DRAM it is {best}, though "
-        f"{infinite_hit_rate:.1%} were seen before"
+        f"the queue: {new}. That takes {alone} (p90) if no request waits for another; the rest is "
+        "waiting, which more engines (--replicas), faster ones or slower arrivals (--speed) shorten"
     )
 
 

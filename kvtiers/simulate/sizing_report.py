@@ -22,7 +22,7 @@ def write_sizing(sizing: Sizing, folder: Path, name: str) -> tuple[list[Path], s
     Raises:
         ConfigError: the folder cannot be written.
     """
-    picture = draw(sizing)
+    picture = draw(sizing.final)
     written = write_files(sizing.to_plain(), page(sizing, picture), picture, folder, name)
     return written, None if picture is not None else NO_PICTURES
 
@@ -30,11 +30,16 @@ def write_sizing(sizing: Sizing, folder: Path, name: str) -> tuple[list[Path], s
 def page(sizing: Sizing, picture: bytes | None) -> str:
     """Return one HTML page with everything in it, the picture included."""
     answer = "".join(f"<p>{html.escape(text)}</p>" for text in sentences(sizing))
-    if sizing.yaml is not None:
-        answer += f"<pre>{html.escape(sizing.yaml)}</pre>"
-    dtypes, curve = dtype_rows(sizing), curve_rows(sizing)
+    final = sizing.final
+    if final.yaml is not None:
+        answer += f"<pre>{html.escape(final.yaml)}</pre>"
+    curve = curve_rows(final)
+    for it in (sizing, sizing.more):
+        if it is not None:
+            dtypes = dtype_rows(it)
+            answer += table(dtypes[0], dtypes[1:])
     parts = [
-        answer + table(dtypes[0], dtypes[1:]),
+        answer,
         "<h2>What was replayed</h2>" + table(HEADER, trial_rows(sizing)),
         "<h2>What larger tiers hit</h2>" + table(curve[0], curve[1:]),
     ]

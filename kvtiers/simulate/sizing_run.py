@@ -2,51 +2,93 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import Final
 
 from kvtiers.cost.capacity import KVPool
 from kvtiers.simulate.dtype_search import DtypeSearch
-from kvtiers.simulate.engine_count import settle_engines, try_fewer_engines
+from kvtiers.simulate.engine_count import paced, settle_engines, try_fewer_engines
 from kvtiers.simulate.estimate import Estimator, Guess
+from kvtiers.simulate.forecast import Expected, Forecast
+from kvtiers.simulate.goal import Goal, GoalKind
 from kvtiers.simulate.machine import MachinePlan
+from kvtiers.simulate.more_engines import MoreEngines
 from kvtiers.simulate.policy_curves import PolicyCurve
 from kvtiers.simulate.replay import Replay
 from kvtiers.simulate.replay_job import PolicyJob, ReplayJob
 from kvtiers.simulate.replay_pool import ReplayPool, Told
-from kvtiers.simulate.share import Shares
+from kvtiers.simulate.share import Shares, servable
 from kvtiers.simulate.sizes import STORE, Size, candidates, frame_nbytes_per_token, minimal_yaml
 from kvtiers.simulate.sizing import EngineTry, Sizing, SizingPlan, Trial
 from kvtiers.simulate.sizing_limit import limit_in_words
 from kvtiers.simulate.stack import Curve, StackDistances
-from kvtiers.simulate.trace import infinite_hit_tokens
+from kvtiers.simulate.trace import Trace, infinite_hit_tokens
 
 _NUM_PLAYED: Final = 5  # capacities at which replacement rules are compared
 _CLEARLY_MORE: Final = 1.02  # hits, for which another replacement rule is worth a replay
 
 
-def size_tiers(plan: SizingPlan, told: Told | None = None) -> Sizing:
+def size_tiers(
+    plan: SizingPlan, told: Told | None = None, expected: Expected | None = None
+) -> Sizing:
     """Find the sizes. A KeyboardInterrupt ends the replays; what was found until then counts.
 
     Args:
         told: makes what follows the progress of one replay, given what it is.
+        expected: follows how many replays it will take, and how long.
 
     Raises:
         CapacityError: the engine would not start. ConfigError: a name is not known.
         WorkerError: a process that replayed died.
     """
-    return _Run(plan, told or (lambda _what: lambda _ended, _num: None)).run()
+    shares = Shares(plan.trace, _longest(plan))
+    deadline = time.monotonic() + plan.max_seconds
+    told = told or (lambda _what: lambda _ended, _num: None)
+    pool = ReplayPool(shares, plan.num_jobs, deadline, told)
+    forecast = Forecast(pool, shares, expected or (lambda _done, _num, _seconds: None))
+    try:
+        run = _Run(plan, shares, pool, forecast)
+        found = run.run()
+        if run.num_enough is None or plan.num_engines is not None or found.interrupted:
+            return found
+        more = run.for_more().run(compare=True)
+        if not more.chosen:
+            return replace(found, complete=False, interrupted=more.interrupted)
+        return replace(found, more=more)
+    finally:
+        pool.close()
+
+
+def _longest(plan: SizingPlan) -> int:
+    """Return the tokens of a request that engines of all data types serve.
+
+    Raises:
+        CapacityError: an engine would not start. ConfigError: every request is longer.
+    """
+    machines = [replace(plan.machine, kv_dtype=dtype) for dtype in plan.kv_dtypes]
+    longest = min(machine.settings(plan.trace).max_model_len for machine in machines)
+    servable(plan.trace, longest)
+    return longest
 
 
 class _Run:
-    """One search, while it runs."""
+    """One search, while it runs.
 
-    def __init__(self, plan: SizingPlan, told: Told) -> None:
+    Attributes:
+        num_enough: engines that meet the goal, where those that were sized for do not.
+    """
+
+    def __init__(
+        self, plan: SizingPlan, shares: Shares, pool: ReplayPool, forecast: Forecast
+    ) -> None:
         self._plan = plan
-        self._shares = Shares(plan.trace)
-        deadline = time.monotonic() + plan.max_seconds
-        self._pool = ReplayPool(self._shares, plan.num_jobs, deadline, told)
+        self._shares = shares
+        assert shares.longest is not None, "it is known what engines serve"
+        self._longest = shares.longest
+        self._pool = pool
+        self._forecast = forecast
         self._num_engines = plan.num_engines or 1
         self._engines: list[EngineTry] = []
         self._distances: dict[int, StackDistances] = {}
@@ -55,30 +97,55 @@ class _Run:
         self._pools: dict[str, KVPool] = {}
         self._nbytes: dict[str, float] = {}
         self._curves: list[PolicyCurve] = []
+        self._larger: list[EngineTry] = []
+        self.num_enough: int | None = None
         self._complete = True
         self._interrupted = False
 
-    def run(self) -> Sizing:
-        """Settle on the engines, search for each data type; then try the other policies."""
+    def run(self, *, compare: bool = False) -> Sizing:
+        """Settle on the engines, search for each data type; then try the other policies.
+
+        Args:
+            compare: look how many engines meet the goal without tiers, too.
+        """
         plan = self._plan
-        for dtype in plan.kv_dtypes:  # before anything slow: what would not start is refused
+        for dtype in plan.kv_dtypes:
             machine = self._machine(dtype)
-            machine.settings(plan.trace)
             self._pools[dtype] = machine.memory().pool
             self._nbytes[dtype] = frame_nbytes_per_token(machine)
         try:
             if plan.num_engines is None:
-                self._num_engines = settle_engines(plan, self._pool, self._job, self._engines)
+                self._num_engines = settle_engines(
+                    plan, self._pool, self._job, self._engines, self._tell
+                )
             self._prepare()
+            self._tell()
             if plan.num_engines is None:
                 self._try_fewer_engines()
             self._search()
-            self._try_policies()
+            if compare:
+                self._try_without_tiers()
+            else:
+                self._try_more_engines()
+            if self.num_enough is None or plan.num_engines is not None:
+                self._try_policies()
         except KeyboardInterrupt:
             self._complete, self._interrupted = False, True
-        finally:
-            self._pool.close()
         return self._answer()
+
+    def for_more(self) -> _Run:
+        """Return the search for the engines that are enough, for what needs them."""
+        assert self.num_enough is not None, "it is known"
+        limit = self._limit_seconds()
+        assert limit is not None, "the goal is a time"
+        needy = [it.kv_dtype for it in self._searches if not it.chosen()[1]]
+        plan = replace(
+            self._plan,
+            num_engines=self.num_enough,
+            goal=Goal(GoalKind.TTFT, limit),
+            kv_dtypes=tuple(needy),
+        )
+        return _Run(plan, self._shares, self._pool, self._forecast)
 
     def _answer(self) -> Sizing:
         plan, first = self._plan, self._plan.kv_dtypes[0]
@@ -88,18 +155,20 @@ class _Run:
             best, met = search.chosen()
             if best is not None:
                 (chosen if met else nearest)[search.kv_dtype] = best
-        share = self._shares.of(self._num_engines)
+        share = self._share_of(self._num_engines)
         infinite = infinite_hit_tokens(share.requests, share.block_size).rate
         answer = chosen.get(first) or nearest.get(first)
         config = None if answer is None else answer.size.config(answer.policy)
         mine = self._searches[0].trials if self._searches else []
+        curve = Curve.of(self._distances_of(self._num_engines), self._pools[first].num_tokens)
+        proofs = {search.kv_dtype: search.proof() for search in self._searches}
         return Sizing(
             plan=plan,
             num_engines=self._num_engines,
             share=share,
             engines=self._engines,
             pools=self._pools,
-            curve=Curve.of(self._distances_of(self._num_engines), self._pools[first].num_tokens),
+            curve=curve,
             policy_curves=self._curves,
             infinite_hit_rate=infinite,
             nbytes_per_token=self._nbytes,
@@ -107,11 +176,14 @@ class _Run:
             trials=[trial for search in self._searches for trial in search.trials],
             chosen=chosen,
             nearest=nearest,
-            proofs={search.kv_dtype: search.proof() for search in self._searches},
-            limit=limit_in_words(plan.goal, mine, chosen.get(first), infinite),
+            proofs=proofs,
+            limit=limit_in_words(
+                plan.goal, mine, chosen.get(first), curve.rates[-1], proofs.get(first)
+            ),
             yaml=None if config is None else minimal_yaml(config),
             complete=self._complete,
             interrupted=self._interrupted,
+            larger=self._larger,
         )
 
     # -- what is to be played ---------------------------------------------------------
@@ -130,11 +202,16 @@ class _Run:
         )
 
     def _machine(self, dtype: str) -> MachinePlan:
-        return replace(self._plan.machine, kv_dtype=dtype)
+        """Return an engine that allows what those of all data types do: equal requests."""
+        return replace(self._plan.machine, kv_dtype=dtype, max_model_len=self._longest)
+
+    def _share_of(self, num_engines: int) -> Trace:
+        """Return what the busiest of so many engines serves."""
+        return servable(self._shares.of(num_engines), self._longest)
 
     def _distances_of(self, num_engines: int) -> StackDistances:
         if num_engines not in self._distances:
-            self._distances[num_engines] = StackDistances.of(self._shares.of(num_engines))
+            self._distances[num_engines] = StackDistances.of(self._share_of(num_engines))
         return self._distances[num_engines]
 
     # -- how many engines -------------------------------------------------------------
@@ -142,23 +219,87 @@ class _Run:
     def _try_fewer_engines(self) -> None:
         """Replay one engine fewer with all that is reused in DRAM: do tiers spare an engine?"""
         num = self._num_engines
-        if num == 1 or not self._engines[-1].keeps_up:
+        if num == 1 or not any(it.keeps_up and it.num_engines == num for it in self._engines):
             return
-        working_set = self._distances_of(num - 1).working_set_tokens
-        every = candidates(working_set * self._nbytes[self._plan.kv_dtypes[0]])[-1]
+        every = self._largest(num - 1)[0]
         likely = [self._job(num, size, s.kv_dtype) for s in self._searches for size in s.ends]
         self._complete &= try_fewer_engines(
             self._pool, self._job(num - 1, every), likely, self._engines
         )
 
+    def _try_more_engines(self) -> None:
+        """Where no size meets a time with these engines: how many more do?"""
+        if not self._needs_more():
+            return
+        more = self._more_engines()
+        self.num_enough = more.with_tiers(self._num_engines + 1)
+        self._note(more)
+
+    def _try_without_tiers(self) -> None:
+        """Where tiers meet a time with these engines: how many do without?"""
+        best, met = self._searches[0].chosen()
+        if best is None or not met or not best.size.dram_nbytes:
+            return
+        more = self._more_engines()
+        more.without_tiers(self._num_engines + 1)
+        self._note(more)
+
+    def _needs_more(self) -> bool:
+        """Whether more engines may meet the goal, and nothing else that was tried does."""
+        search, limit = self._searches[0], self._limit_seconds()
+        if search.wanted is not None or search.chosen()[1] or limit is None or paced(self._plan):
+            return False
+        return self._guesses[search.kv_dtype][-1][1].alone_p90 <= limit
+
+    def _more_engines(self) -> MoreEngines:
+        limit = self._limit_seconds()
+        assert limit is not None, "the goal is a time"
+        most = len(self._plan.trace.requests)
+        return MoreEngines(self._pool, self._job, self._largest, most, limit)
+
+    def _note(self, more: MoreEngines) -> None:
+        self._larger += more.tries
+        self._complete &= more.complete
+
+    def _largest(self, num_engines: int) -> tuple[Size, Guess]:
+        """Return the largest tiers of so many engines, and what is guessed of them."""
+        machine = self._machine(self._plan.kv_dtypes[0])
+        return self._guess_all(machine, num_engines, only_last=True)[0]
+
+    def _limit_seconds(self) -> float | None:
+        """Return the p90 TTFT that the goal allows; None: it is no time, or not known yet."""
+        trials = self._searches[0].trials
+        return self._plan.goal.limit_seconds(trials[0].replay.ttft.p90 if trials else None)
+
+    def _tell(self) -> None:
+        """Tell what is expected."""
+        plan, num = self._plan, self._num_engines
+        if not self._searches and self._engines:
+            last = self._engines[-1]
+            num = last.num_engines if last.keeps_up else math.ceil(last.num_engines * last.load)
+        left = [search.num_expected for search in self._searches]
+        rules = len(plan.policies) - len(self._curves) if len(plan.policies) > 1 else 0
+        self._forecast.tell(num, left, rules, more=self._expects_more())
+
+    def _expects_more(self) -> bool:
+        """Whether it is likely that more engines will have to be sized for."""
+        plan = self._plan
+        if plan.num_engines is not None or paced(plan) or not self._searches:
+            return False
+        if self._searches[0].ends_known:
+            return self._needs_more()
+        guesses = self._guesses[plan.kv_dtypes[0]]
+        limit = plan.goal.limit_seconds(guesses[0][1].ttft_p90)
+        return limit is not None and guesses[-1][1].ttft_p90 > limit
+
     # -- sizes ------------------------------------------------------------------------
 
     def _prepare(self) -> None:
         """Guess for every size that is considered, and make the searches ready."""
-        plan, distances = self._plan, self._distances_of(self._num_engines)
+        plan = self._plan
         earlier = None
         for dtype in plan.kv_dtypes:
-            guesses = self._guess_all(self._machine(dtype), distances)
+            guesses = self._guess_all(self._machine(dtype), self._num_engines)
             costs = {size: self._cost(size) for size, _ in guesses}
             self._guesses[dtype] = guesses
             search = DtypeSearch(plan, dtype, guesses, costs, earlier)
@@ -183,19 +324,21 @@ class _Run:
                 return
             assert isinstance(done, ReplayJob), "nothing else was wanted"
             wanted[done].told(self._pool[done])
+            self._tell()
 
     def _guess_all(
-        self, machine: MachinePlan, distances: StackDistances
+        self, machine: MachinePlan, num_engines: int, *, only_last: bool = False
     ) -> list[tuple[Size, Guess]]:
         """Guess for every size that is considered: none first, the largest last."""
-        per_token = self._nbytes[machine.kv_dtype]
+        per_token, share = self._nbytes[machine.kv_dtype], self._share_of(num_engines)
+        distances = self._distances_of(num_engines)
         some = Size(2**30, 2**30).config("lru")
         assert some is not None, "there is DRAM"
-        share = self._shares.of(self._num_engines)
         estimator = Estimator(share, distances, machine, self._plan.arrivals, (STORE, some))
+        sizes = candidates(distances.working_set_tokens * per_token, share.block_size * per_token)
         return [
             (size, estimator.guess(size.dram_nbytes / per_token, size.nvme_nbytes / per_token))
-            for size in candidates(distances.working_set_tokens * per_token)
+            for size in sizes[-1 if only_last else 0 :]
         ]
 
     def _cost(self, size: Size) -> float:
@@ -219,13 +362,14 @@ class _Run:
             nbytes = chosen.size.dram_nbytes + chosen.size.nvme_nbytes
             at = min(most, nbytes / self._nbytes[search.kv_dtype])
             tokens = sorted({*tokens, at})
-        jobs = [PolicyJob(num, policy, tuple(tokens)) for policy in plan.policies]
+        jobs = [PolicyJob(num, self._longest, policy, tuple(tokens)) for policy in plan.policies]
         for job in jobs:
             curve = self._pool.result(job, jobs)
             if curve is None:
                 self._complete = False
                 return
             self._curves.append(curve)
+            self._tell()
         if chosen is None or at is None:
             return
         hits = {curve.policy: curve.rates[tokens.index(at)] for curve in self._curves}

@@ -9,34 +9,55 @@ from typing import Final
 from kvtiers.model.units import format_size
 from kvtiers.simulate.goal import GoalKind
 from kvtiers.simulate.replay import Replay
-from kvtiers.simulate.sizing import Proof, Sizing, Trial
+from kvtiers.simulate.sizing import EngineTry, Proof, Sizing, Trial
 
 _SPEED: Final = ("TTFT p50", "TTFT p90", "output tokens/s", "ITL p90")
-HEADER: Final = ("KV", "tiers", "policy", "price", *_SPEED, "hit rate", "NVMe a day", "goal")
+HEADER: Final = (
+    "engines",
+    "KV",
+    "tiers",
+    "policy",
+    "price",
+    *_SPEED,
+    "hit rate",
+    "NVMe a day",
+    "goal",
+)
 _GIB: Final = 2**30
 _MOST_ROWS: Final = 10
 
 
 def trial_rows(sizing: Sizing) -> list[tuple[str, ...]]:
     """Return one row a replay, as `HEADER` says."""
-    return [_row(trial) for trial in sizing.trials]
+    rows = [_row(trial, sizing.num_engines) for trial in sizing.trials]
+    return rows if sizing.more is None else [*rows, *trial_rows(sizing.more)]
 
 
 def details(sizing: Sizing) -> list[str]:
     """Return who serves the trace, the knee, and why the answer is the cheapest, in words."""
-    plan = sizing.plan
-    said = [*_engines(sizing), *_knee(sizing)]
-    for dtype, proof in sizing.proofs.items():
-        said.append(_proof(dtype, proof, plan.goal.kind is GoalKind.COST))
-    said += _surprises(sizing)
-    if not sizing.complete:
-        why = "It was interrupted" if sizing.interrupted else "The time was up (--max-seconds)"
-        decided = len(sizing.proofs) == len(plan.kv_dtypes) and not any(
-            proof.undecided for proof in sizing.proofs.values()
-        )
-        what = "the replacement rules" if decided else "all sizes"
-        said.append(f"{why} before {what} were compared: others may be better.")
+    said = [*_engines(sizing), *_left_out(sizing), *_knee(sizing.final)]
+    for it in (sizing, sizing.more):
+        if it is not None:
+            said += [*_proofs(it), *_surprises(it), *_cut_short(it)]
     return said
+
+
+def no_ceiling(proof: Proof | None) -> str:
+    """Return why the largest tiers of a data type were not replayed."""
+    if proof is not None and proof.num_too_small:
+        return "no tiers of the sizes that were considered hold one block of the trace"
+    return "not known: it was stopped before the largest tiers were replayed"
+
+
+def _cut_short(sizing: Sizing) -> Iterator[str]:
+    if sizing.complete:
+        return
+    why = "It was interrupted" if sizing.interrupted else "The time was up (--max-seconds)"
+    decided = len(sizing.proofs) == len(sizing.plan.kv_dtypes) and not any(
+        proof.undecided for proof in sizing.proofs.values()
+    )
+    what = "the rest" if sizing.larger else "the replacement rules"
+    yield f"{why} before {what if decided else 'all sizes'} were compared: others may be better."
 
 
 def dtype_rows(sizing: Sizing) -> list[tuple[str, ...]]:
@@ -110,19 +131,16 @@ def curve_rows(sizing: Sizing) -> list[tuple[str, ...]]:
 def _engines(sizing: Sizing) -> Iterator[str]:
     """Yield who serves the trace."""
     bare = [it for it in sizing.engines if not it.size.dram_nbytes]
-    for before in bare:
+    for before in sorted(bare, key=lambda it: it.num_engines):
         if not before.keeps_up:
-            yield (
-                f"{_number(before.num_engines)} without tiers falls behind: serving takes "
-                f"{before.load:.2f} times as long as the arrivals, p90 TTFT is "
-                f"{seconds_text(before.ttft_p90)}."
-            )
+            yield _behind(before)
     if sizing.num_engines > 1:
-        fewest = ""
-        if bare:
-            fewest = ", the fewest that keep up without tiers" if bare[-1].keeps_up else ""
+        numbers = {it.num_engines: it.keeps_up for it in bare}
+        kept = ", which keep up without tiers" if numbers.get(sizing.num_engines) else ""
+        if kept and numbers.get(sizing.num_engines - 1) is False:
+            kept = ", the fewest that keep up without tiers"
         yield (
-            f"Sized for {sizing.num_engines} engines that share the trace{fewest}; that with the "
+            f"Sized for {sizing.num_engines} engines that share the trace{kept}; that with the "
             f"most prompt tokens was replayed: {sizing.num_requests:,} of "
             f"{len(sizing.plan.trace.requests):,} requests. --replicas N for another number."
         )
@@ -138,6 +156,31 @@ def _engines(sizing: Sizing) -> Iterator[str]:
                     else "."
                 )
             )
+
+
+def _behind(tried: EngineTry) -> str:
+    """Return how much too few engines fall behind."""
+    text = f"{_number(tried.num_engines)} without tiers falls behind: "
+    if tried.load > 1.02:
+        text += f"serving takes {tried.load:.2f} times as long as the arrivals"
+    else:
+        text += f"one request in ten waits {seconds_text(tried.wait_p90)} or more to be admitted"
+    return f"{text}, p90 TTFT is {seconds_text(tried.ttft_p90)}."
+
+
+def _left_out(sizing: Sizing) -> Iterator[str]:
+    """Yield that requests were too long to be served."""
+    bare = sizing.bare(sizing.plan.kv_dtypes[0])
+    if bare is None:
+        return
+    longest = bare.replay.longest
+    num = sum(request.num_tokens > longest for request in sizing.plan.trace.requests)
+    if num:
+        them = "1 request is" if num == 1 else f"{num:,} requests are"
+        yield (
+            f"{them} longer than the {longest:,} tokens that the KV pool holds, and left out: with "
+            "every data type, so that all serve the same."
+        )
 
 
 def _knee(sizing: Sizing) -> Iterator[str]:
@@ -156,11 +199,18 @@ def _knee(sizing: Sizing) -> Iterator[str]:
     )
 
 
-def _proof(dtype: str, proof: Proof, by_money: bool) -> str:
+def _proofs(sizing: Sizing) -> Iterator[str]:
+    """Yield why no other size is the answer."""
+    on = f" on {sizing.num_engines} engines" if sizing.num_engines > 1 else ""
+    for dtype, proof in sizing.proofs.items():
+        yield _proof(f"{dtype}{on}", proof, sizing.plan.goal.kind is GoalKind.COST)
+
+
+def _proof(what: str, proof: Proof, by_money: bool) -> str:
     dearer = "are beyond the budget" if by_money else "cost as much or more"
     smaller = "a larger one within it" if by_money else "one that failed"
     text = (
-        f"{dtype}: {proof.num_replayed} replays; of {proof.num_sizes} sizes (powers of two) "
+        f"{what}: {proof.num_replayed} replays; of {proof.num_sizes} sizes (powers of two) "
         f"{proof.num_dearer} {dearer}, {proof.num_smaller} are no larger than {smaller}: larger "
         "tiers are taken never to do worse"
     )
@@ -197,10 +247,11 @@ def _rate(sizing: Sizing, num_tokens: float) -> float:
     return rates[-1]
 
 
-def _row(trial: Trial) -> tuple[str, ...]:
+def _row(trial: Trial, num_engines: int) -> tuple[str, ...]:
     found = trial.replay
     written = found.written_nbytes_per_device_day.get("nvme")
     return (
+        str(num_engines),
         trial.kv_dtype,
         str(trial.size),
         trial.policy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +52,11 @@ class TraceRequest:
     session: int
     think_seconds: float | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and output; at least one token is generated."""
+        return self.num_prompt_tokens + max(1, self.num_output_tokens)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
@@ -81,6 +86,20 @@ class Trace:
     def seconds(self) -> float:
         """From the first arrival to the last."""
         return self.requests[-1].arrival_seconds - self.requests[0].arrival_seconds
+
+    def coarser(self, most_tokens: int) -> Trace:
+        """Return it with as many blocks put together to one as make up to so many tokens.
+
+        What is left of a prompt, less than one of those, is never shared.
+        """
+        step = most_tokens // self.block_size
+        if step < 2:
+            return self
+        requests = tuple(
+            replace(request, block_ids=request.block_ids[step - 1 :: step])
+            for request in self.requests
+        )
+        return Trace(self.name, step * self.block_size, requests)
 
 
 def load_trace(path: str | Path, block_size: int | None = None) -> Trace:

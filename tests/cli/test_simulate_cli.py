@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from kvtiers.cli.main import app
 from kvtiers.simulate.trace import load_trace
+from tests.simulate.traces import call, session, write_sessions
 
 ENGINE = ("--model", "llama-3.1-8b", "--hardware", "h100")
 CHAT = ("--generate", "chat", "--requests", "30", "--seed", "4")
@@ -101,6 +102,31 @@ def test_size_answers_and_writes_the_configuration(tmp_path):
         assert word in result.stdout
     assert {"size-documents.json", "size-documents.html"} <= {path.name for path in out.iterdir()}
     assert run("config", "check", str(yaml)).exit_code == 0
+
+
+def test_simulate_says_of_the_configuration_what_size_said(tmp_path):
+    yaml, files = tmp_path / "kvtiers.yaml", ("--write-config", str(tmp_path / "kvtiers.yaml"))
+    engine = ("--model", "llama-3.1-8b", "--hardware", "l40s", "--utilization", "0.6")
+    requests = ("--generate", "documents", "--requests", "80", "--rate", "1")
+    goal = ("--goal", "ttft-p90=0.95x", "--replicas", "2", "--policy", "lru")
+    result = run("size", *engine, *requests, *goal, *files, "--json")
+    assert result.exit_code == 0
+    sized = json.loads(result.stdout)
+    assert yaml.exists()
+    chosen = sized["trials"][sized["chosen"]["bf16"]]["replay"]
+    more = ("--replicas", str(sized["num_engines"]), "--config", str(yaml))
+    result = run("simulate", *engine, *requests, *more, "--json")
+    (replayed,) = json.loads(result.stdout)["replays"]
+    for name in ("ttft", "tokens", "hit_rate", "seconds", "written_nbytes"):
+        assert replayed[name] == chosen[name], name
+
+
+def test_size_puts_small_ids_together_unless_told_not_to(tmp_path):
+    calls = [call(float(at), list(range(8 * at + 1)), tokens=512 * at + 64) for at in range(1, 6)]
+    folder = write_sessions(tmp_path / "sessions", session(*calls))
+    for more, block_size in (((), 512), (("--trace-block", "64"), 64)):
+        result = run("size", *ENGINE, "--trace", str(folder), "--json", *more)
+        assert json.loads(result.stdout)["block_size"] == block_size
 
 
 def test_size_exits_with_1_where_no_size_meets_the_goal(tmp_path):

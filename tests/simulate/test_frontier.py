@@ -88,3 +88,17 @@ def test_what_follows_is_among_those_that_were_named_ahead(least, ranks):
 def test_the_largest_are_those_that_no_other_exceeds():
     some = [Size(4, 64), Size(8, 32), Size(4, 32), Size(2, 128), Size(8, 0)]
     assert largest(some) == [Size(4, 64), Size(8, 32), Size(2, 128)]
+
+
+@given(least=needs)
+def test_as_many_tries_are_expected_as_it_takes_where_the_ranks_are_right(least):
+    frontier = Frontier(COSTS, {size: 0.0 if meets(size, least) else 1.0 for size in GRID})
+    for size in (GRID[0], GRID[-1]):
+        frontier.told(size, meets(size, least))
+    if meets(GRID[0], least) or not meets(GRID[-1], least):
+        return
+    expected, num = frontier.num_expected(), 0
+    while (size := frontier.next()) is not None:
+        frontier.told(size, meets(size, least))
+        num += 1
+    assert expected == num

@@ -165,6 +165,22 @@ def test_slower_arrivals_wait_less():
     assert slow.seconds > fast.seconds
 
 
+def test_a_burst_that_waits_long_is_not_kept_up_with_however_late_the_last_one_comes():
+    requests = generate(Workload("mixed", 200, seed=1)).requests
+    alone = tuple(
+        replace(it, arrival_seconds=0.0, block_ids=it.block_ids + 10**6 * number)
+        for number, it in enumerate(requests)
+    )
+    last = replace(alone[-1], arrival_seconds=36_000.0)
+    found = run(trace=Trace("burst", 512, (*alone[:-1], last)), config=None)
+    assert (found.num_late, found.load) == (0, pytest.approx(1.0, abs=0.01))
+    assert 60 < found.wait.p90 <= found.ttft.p90
+    assert not found.keeps_up
+    few = run(trace=Trace("few", 512, (*alone[:10], last)), config=None)
+    assert few.wait.p90 < 60
+    assert few.keeps_up
+
+
 def test_a_smaller_pool_preempts_and_says_what_recompute_that_causes():
     machine = replace(MACHINE, utilization=0.45, max_num_seqs=64)
     found = run(machine=machine, config=None, arrivals=ArrivalPlan(speed=20.0))

@@ -5,7 +5,7 @@ import pytest
 
 from kvtiers.model.errors import ConfigError
 from kvtiers.simulate.generate import Workload, generate
-from kvtiers.simulate.share import busiest_share
+from kvtiers.simulate.share import busiest_share, servable
 from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hit_tokens
 
 
@@ -43,3 +43,18 @@ def test_more_engines_than_requests_are_refused():
     trace = generate(Workload("chat", 3))
     with pytest.raises(ConfigError, match="4 engines share 3 requests"):
         busiest_share(trace, 4)
+
+
+def test_what_no_engine_serves_makes_none_the_busiest():
+    ids = np.arange(100, dtype=np.int64)
+    long = TraceRequest(0.0, 51_200, 1, ids, 0)
+    short = tuple(TraceRequest(1.0 + n, 1024, 1, 1000 * (n + 1) + ids[:2], n) for n in range(2))
+    trace = Trace("long", 512, (long, *short))
+    assert busiest_share(trace, 2).requests == (long,)
+    assert busiest_share(trace, 2, longest=51_201).requests == (long,)
+    assert long in busiest_share(trace, 2, longest=51_200).requests
+    assert len(busiest_share(trace, 2, longest=51_200).requests) == 2
+    assert servable(trace, 51_200).requests == short
+    assert servable(trace, 51_201) is trace
+    with pytest.raises(ConfigError, match="every request of long is longer than the 1,024 tokens"):
+        servable(trace, 1024)

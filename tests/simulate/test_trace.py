@@ -301,3 +301,13 @@ def test_coding_agents_read_at_both_block_sizes():
     assert len({request.session for request in small.requests}) == 35
     rates = [infinite_hit_tokens(t.requests, t.block_size).rate for t in (small, large)]
     assert rates[1] < rates[0] < 1
+
+
+@pytest.mark.parametrize(("most", "block_size"), [(512, 512), (200, 192), (127, 64), (1, 64)])
+def test_small_blocks_are_put_together_as_if_they_were_read_so(most, block_size, tmp_path):
+    first, later = [*range(20)], [*range(17), 90, 91, 92, 93]
+    folder = write_sessions(tmp_path / "s", session(call(0, first), call(1, later)))
+    coarser, read = load_trace(folder).coarser(most), load_trace(folder, block_size)
+    assert coarser.block_size == block_size
+    assert blocks(coarser) == blocks(read)
+    assert coarser.num_prompt_tokens == read.num_prompt_tokens
