@@ -205,7 +205,7 @@ def test_a_trace_in_which_nothing_comes_again_is_what_binds(tmp_path):
     path.write_text(json.dumps(REQUEST))
     result = run("size", *ENGINE, "--trace", str(path))
     assert result.exit_code == 1
-    assert "What binds: the trace" in result.stdout
+    assert "What binds: computing what is new" in result.stdout
 
 
 def test_what_a_replay_does_not_model_is_said(tmp_path, trace):
