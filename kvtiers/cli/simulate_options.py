@@ -225,7 +225,7 @@ def about_requests(
 
 
 def about_arrivals(
-    speed: float, concurrency: int | None, replicas: int, warmup: float
+    speed: float, concurrency: int | None, replicas: int | None, warmup: float
 ) -> dict[str, Any]:
     """Return what a report says of when they come, and to how many engines."""
     loop = "open" if concurrency is None else "closed"

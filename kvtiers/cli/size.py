@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,8 +84,12 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
 
         check_outputs(output, write_config)
         engine = options.engine_values(device, knobs)
+        found = _read(trace, (generate, rate, seed), requests, trace_block)
+        about = options.about_requests(trace, (generate, rate, seed), found)
+        about |= options.about_arrivals(speed, concurrency, replicas, warmup)
+        about |= {**engine, "preemption": preemption, "media": medium}
         plan = SizingPlan(
-            trace=_read(trace, (generate, rate, seed), requests, trace_block),
+            trace=found,
             machine=options.machine_plan(engine, medium or (), preemption),
             goal=Goal.parse(goal),
             prices=_prices(price or ()),
@@ -96,14 +101,19 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
             max_seconds=max_seconds,
             num_jobs=jobs or len(os.sched_getaffinity(0)),
         )
-        sizing = _run(plan, as_json, output, write_config)
-    _tell(sizing, as_json)
+        about |= {"goal": goal, "policies": list(plan.policies)}
+        about |= {f"price_{name}": value for name, value in asdict(plan.prices).items()}
+        sizing = _run(plan, as_json)
+        _write(sizing, about, output, write_config)
+    _tell(sizing, about, as_json)
 
 
-def _tell(sizing: Sizing, as_json: bool) -> None:
+def _tell(sizing: Sizing, about: Mapping[str, object], as_json: bool) -> None:
     """Print the answer; exits with `NOT_MET` where there is none."""
     if as_json:
-        echo_json(sizing.to_plain())
+        from kvtiers.simulate.sizing_report import plain
+
+        echo_json(plain(sizing, about))
     else:
         _show(sizing)
     if sizing.interrupted:
@@ -124,6 +134,8 @@ def _prices(texts: Any) -> Any:
     values = {}
     for text in texts:
         name, _, value = text.partition("=")
+        if name in values:
+            raise ConfigError(f"--price: {name} is given twice; give one price of a GB")
         try:
             values[name] = float(value)
         except ValueError:
@@ -133,8 +145,8 @@ def _prices(texts: Any) -> Any:
     return Prices(**values)
 
 
-def _run(plan: SizingPlan, quiet: bool, output: Path | None, write_config: Path | None) -> Sizing:
-    """Search, and write what is to be kept."""
+def _run(plan: SizingPlan, quiet: bool) -> Sizing:
+    """Search, and show how far it is."""
     from kvtiers.simulate.sizing_run import size_tiers
 
     with terminable(), errors_only(), progress_bar(_BAR_WIDTH, quiet=quiet) as bar:
@@ -161,7 +173,6 @@ def _run(plan: SizingPlan, quiet: bool, output: Path | None, write_config: Path 
 
         sizing = size_tiers(plan, told, expected)
         bar.update(whole, visible=False)
-    _write(sizing, output, write_config)
     return sizing
 
 
@@ -170,13 +181,20 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds < 100 else f"{seconds / 60:,.0f} min"
 
 
-def _write(sizing: Sizing, output: Path | None, write_config: Path | None) -> None:
+def _write(
+    sizing: Sizing,
+    about: Mapping[str, object],
+    output: Path | None,
+    write_config: Path | None,
+) -> None:
+    """Write what is to be kept."""
+    from kvtiers.observe.files import write_whole
     from kvtiers.simulate.sizing_report import write_sizing
 
     met, yaml = sizing.met, sizing.final.yaml
     if write_config is not None and yaml is not None and met:
         try:
-            write_config.write_text(yaml, encoding="utf-8")
+            write_whole({write_config: yaml.encode()})
         except OSError as error:
             raise ConfigError(f"{write_config}: cannot be written ({error.strerror})") from error
         typer.echo(f"wrote {write_config}", err=True)
@@ -187,7 +205,7 @@ def _write(sizing: Sizing, output: Path | None, write_config: Path | None) -> No
         )
     if output is None:
         return
-    written, missing = write_sizing(sizing, output, f"size-{sizing.plan.trace.name}".lower())
+    written, missing = write_sizing(sizing, output, f"size-{sizing.plan.trace.name}".lower(), about)
     for path in written:
         typer.echo(f"wrote {path}", err=True)
     if missing is not None:

@@ -177,7 +177,7 @@ def page(replays: Sequence[Replay], picture: bytes | None, about: Mapping[str, o
         "on the virtual clock. Throughput and inter-token latency belong together: one is bought "
         "with the other.</p>" + table(header, lines),
         *map(_token_table, replays),
-        "<h2>What was replayed</h2>" + table(("", ""), _asked(about)),
+        "<h2>What was replayed</h2>" + table(("", ""), asked_rows(about)),
         *map(_config, replays),
     ]
     title = "Traces replayed" if several else "A trace replayed"
@@ -249,7 +249,8 @@ def _token_table(replay: Replay) -> str:
     return heading + table(("", "tokens", "share"), lines)
 
 
-def _asked(about: Mapping[str, object]) -> list[tuple[str, str]]:
+def asked_rows(about: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Return what was asked for, a row an option."""
     return [
         (
             name.replace("_", " "),

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvtiers.observe.page import NO_PICTURES, canvas, png, table, write_files
 from kvtiers.observe.page import page as whole_page
+from kvtiers.simulate.report import asked_rows
 from kvtiers.simulate.sizing import Sizing
 from kvtiers.simulate.sizing_answer import sentences
 from kvtiers.simulate.sizing_words import HEADER, curve_rows, dtype_rows, trial_rows
 
 
-def write_sizing(sizing: Sizing, folder: Path, name: str) -> tuple[list[Path], str | None]:
+def plain(sizing: Sizing, about: Mapping[str, object]) -> dict[str, Any]:
+    """Return plain data for JSON; see `write_sizing`."""
+    return {"about": dict(about), **sizing.to_plain()}
+
+
+def write_sizing(
+    sizing: Sizing, folder: Path, name: str, about: Mapping[str, object]
+) -> tuple[list[Path], str | None]:
     """Write ``NAME.json``, ``NAME.png`` and ``NAME.html`` into a folder, made if need be.
+
+    Args:
+        about: what was asked for, by name, so that it can be asked for again.
 
     Returns:
         the files written, and why there is no picture; None where there is one.
@@ -23,12 +35,12 @@ def write_sizing(sizing: Sizing, folder: Path, name: str) -> tuple[list[Path], s
         ConfigError: the folder cannot be written.
     """
     picture = draw(sizing.final)
-    written = write_files(sizing.to_plain(), page(sizing, picture), picture, folder, name)
+    written = write_files(plain(sizing, about), page(sizing, picture, about), picture, folder, name)
     return written, None if picture is not None else NO_PICTURES
 
 
-def page(sizing: Sizing, picture: bytes | None) -> str:
-    """Return one HTML page with everything in it, the picture included."""
+def page(sizing: Sizing, picture: bytes | None, about: Mapping[str, object]) -> str:
+    """Return one HTML page with everything in it, the picture included; see `write_sizing`."""
     answer = "".join(f"<p>{html.escape(text)}</p>" for text in sentences(sizing))
     final = sizing.final
     if final.yaml is not None:
@@ -42,6 +54,7 @@ def page(sizing: Sizing, picture: bytes | None) -> str:
         answer,
         "<h2>What was replayed</h2>" + table(HEADER, trial_rows(sizing)),
         "<h2>What larger tiers hit</h2>" + table(curve[0], curve[1:]),
+        "<h2>What was asked for</h2>" + table(("", ""), asked_rows(about)),
     ]
     title = f"Tiers for {sizing.plan.trace.name}: {sizing.plan.machine.title}"
     said = ["Predicted: nothing was computed or copied."]

@@ -150,6 +150,11 @@ def test_engines_without_requests_are_refused(trace, num):
         refused(verb, *ENGINE, "--trace", trace, "--replicas", num, says=says)
 
 
+def test_a_price_that_is_given_twice_is_refused(trace):
+    twice = ("--price", "dram=4", "--price", "dram=5")
+    refused("size", *ENGINE, "--trace", trace, *twice, says="--price: dram is given twice")
+
+
 @pytest.mark.parametrize("price", ["dram=-1", "nvme=nan", "dram=inf", "dram=1e308"])
 def test_a_price_without_sense_is_refused(trace, price):
     refused("size", *ENGINE, "--trace", trace, "--price", price, says=f"'{price}' is no price")

@@ -1,4 +1,5 @@
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
@@ -214,11 +215,13 @@ def test_one_process_and_some_give_the_same_answer(speed):
 
 
 def test_report_files_are_written(halved, tmp_path):
-    written, _ = write_sizing(halved, tmp_path, "size")
+    written, _ = write_sizing(halved, tmp_path, "size", {"goal": "ttft-p90=0.5x"})
     assert {path.name for path in written} >= {"size.json", "size.html"}
     page = (tmp_path / "size.html").read_text()
     assert "kind: dram" in page
     assert "What was replayed" in page
+    assert "ttft-p90=0.5x" in page
+    assert json.loads((tmp_path / "size.json").read_text())["about"] == {"goal": "ttft-p90=0.5x"}
 
 
 def test_a_goal_that_no_cache_meets_names_the_limit():

@@ -74,7 +74,7 @@ def test_all_replays_stand_in_one_table_and_in_the_files(missed, tmp_path):
     plain = missed.to_plain()
     assert plain["goal_met"] is True
     assert plain["more"]["num_engines"] == missed.more.num_engines
-    written, _ = write_sizing(missed, tmp_path, "size")
+    written, _ = write_sizing(missed, tmp_path, "size", {})
     assert all(path.stat().st_size for path in written)
 
 
