@@ -77,7 +77,7 @@ def test_tokens_over_every_tier_under_preemption(engines, tmp_path, kind, mode, 
 
 @pytest.mark.parametrize("kind", ["nvme", "lmdb", "all"])
 def test_another_life_reloads_what_the_first_computed(engines, tmp_path, kind, expected):
-    config = config_of(tmp_path, kind)
+    config = config_of(tmp_path, kind, dram="1MiB")  # so that nothing is dropped for want of room
     first = engines(settings_of(POOLS["ample"]), config)
     serve(first, new_requests())
     first.close()
