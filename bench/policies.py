@@ -13,7 +13,8 @@ session's one before (*coding agents, cut*; the number was fitted to the table),
 infinite columns come out within 2 %, ARC and S3-FIFO within 6 %; W-TinyLFU is 11 % above it at
 6,000 blocks. ``--write`` adds the cells that were measured to ``bench/results``, a few at a time.
 
-``--held-out`` takes the traces of `policy_traces` instead, which no rule was made on.
+``--held-out`` takes the traces of `policy_traces` instead, which no rule was made on. (Some of them
+were looked at while a way to compare the shadows was tried that is not in use.)
 """
 
 from __future__ import annotations
