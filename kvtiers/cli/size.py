@@ -79,20 +79,14 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     with input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
-        from kvtiers.simulate.goal import Goal
         from kvtiers.simulate.sizing import SizingPlan
 
         check_outputs(output, write_config)
         engine = options.engine_values(device, knobs)
-        found = _read(trace, (generate, rate, seed), requests, trace_block)
-        about = options.about_requests(trace, (generate, rate, seed), found)
-        about |= options.about_arrivals(speed, concurrency, replicas, warmup)
-        about |= {**engine, "preemption": preemption, "media": medium}
         plan = SizingPlan(
-            trace=found,
+            trace=_read(trace, (generate, rate, seed), requests, trace_block),
             machine=options.machine_plan(engine, medium or (), preemption),
-            goal=Goal.parse(goal),
-            prices=_prices(price or ()),
+            **_wanted(goal, price or ()),
             kv_dtypes=tuple(dict.fromkeys((kv_dtype, "fp8"))),
             policies=tuple(dict.fromkeys(policy or _POLICIES)),
             arrivals=ArrivalPlan(speed, concurrency),
@@ -101,11 +95,34 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
             max_seconds=max_seconds,
             num_jobs=jobs or len(os.sched_getaffinity(0)),
         )
-        about |= {"goal": goal, "policies": list(plan.policies)}
-        about |= {f"price_{name}": value for name, value in asdict(plan.prices).items()}
+        about = _about(plan, trace, (generate, rate, seed), engine) | {"goal": goal}
         sizing = _run(plan, as_json)
         _write(sizing, about, output, write_config)
     _tell(sizing, about, as_json)
+
+
+def _about(
+    plan: SizingPlan,
+    path: Path | None,
+    generate: tuple[str | None, float | None, int | None],
+    engine: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what a report says of what was asked for."""
+    arrivals, machine = plan.arrivals, plan.machine
+    about = options.about_requests(path, generate, plan.trace)
+    about |= options.about_arrivals(
+        arrivals.speed, arrivals.concurrency, plan.num_engines, plan.warmup
+    )
+    about |= {**engine, "preemption": machine.preemption, "media": dict(machine.media)}
+    prices = {f"price_{name}": value for name, value in asdict(plan.prices).items()}
+    return {**about, "policies": list(plan.policies), **prices}
+
+
+def _wanted(goal: str, price: Sequence[str]) -> dict[str, Any]:
+    """Return the goal and the prices of a plan."""
+    from kvtiers.simulate.goal import Goal
+
+    return {"goal": Goal.parse(goal), "prices": _prices(price)}
 
 
 def _tell(sizing: Sizing, about: Mapping[str, object], as_json: bool) -> None:
