@@ -14,7 +14,6 @@ from kvtiers.simulate.sizing import EngineTry, SizingPlan
 
 _MOST_ENGINES: Final = 1024
 _MOST_NUMBERS: Final = 8  # of engines that are tried
-_MOST_WITHOUT: Final = 4  # of engines without tiers that are tried, until they meet a goal
 
 Make = Callable[[int, Size], ReplayJob]
 """Makes the job that replays so many engines with tiers of some size each."""

@@ -5,11 +5,8 @@ import json
 import os
 
 import pytest
-from typer.testing import CliRunner
+from simulating import ENGINE, refused, run
 
-from kvtiers.cli.main import app
-
-ENGINE = ("--model", "llama-3.1-8b", "--hardware", "h100")
 LLAMA = {
     "model_type": "llama",
     "num_hidden_layers": 3,
@@ -20,18 +17,6 @@ LLAMA = {
     "vocab_size": 10,
 }
 REQUEST = {"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [1, 2]}
-
-
-def run(*args: str):
-    return CliRunner().invoke(app, list(args))
-
-
-def refused(*args: str, says: str) -> None:
-    """Expect exit code 2 and a message without a traceback."""
-    result = run(*args)
-    assert result.exit_code == 2, (result.output, result.exception)
-    assert isinstance(result.exception, SystemExit)
-    assert says in result.stderr
 
 
 @pytest.fixture

@@ -1,18 +1,12 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from simulating import ENGINE, run
 
-from kvtiers.cli.main import app
 from kvtiers.simulate.trace import load_trace
 from tests.simulate.traces import call, session, write_sessions
 
-ENGINE = ("--model", "llama-3.1-8b", "--hardware", "h100")
 CHAT = ("--generate", "chat", "--requests", "30", "--seed", "4")
-
-
-def run(*args: str):
-    return CliRunner().invoke(app, list(args))
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from simulating import ENGINE
 
-ENGINE = ("--model", "llama-3.1-8b", "--hardware", "h100")
 LONG = ("--generate", "chat", "--requests", "20000", "--rate", "8")
 
 

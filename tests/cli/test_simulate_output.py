@@ -6,25 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
+from simulating import ENGINE, refused, run
 
-from kvtiers.cli.main import app
 from kvtiers.simulate.trace import load_trace
 
-ENGINE = ("--model", "llama-3.1-8b", "--hardware", "h100")
 CHAT = ("--generate", "chat", "--requests", "12", "--seed", "4")
 DRAM = "tiers: [{kind: dram, capacity: 4GiB}]\n"
-
-
-def run(*args: str):
-    return CliRunner().invoke(app, list(args))
-
-
-def refused(*args: str, says: str) -> None:
-    result = run(*args)
-    assert result.exit_code == 2, (result.output, result.exception)
-    assert isinstance(result.exception, SystemExit)
-    assert says in result.stderr
 
 
 @pytest.fixture

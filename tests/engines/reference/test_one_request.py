@@ -53,6 +53,14 @@ def running():
         engine.close()
 
 
+def live(running, config, prompt):
+    """Compute a prompt, and leave what it takes in the stores."""
+    first = running(config)
+    first.generate(prompt)
+    first.settle()
+    first.close()
+
+
 def test_without_kvtiers_it_generates_what_plain_attention_says(running):
     prompt = prompt_of(37)
     result = running().generate(prompt, NUM_TOKENS)
@@ -103,10 +111,7 @@ def test_every_decision_is_closed_with_its_first_token(running):
 def test_another_life_reloads_from_disk(running, tmp_path, tier):
     prompt = prompt_of(61)
     config = config_of(tier(tmp_path), reload={"lookup_deadline": "30s"})
-    first = running(config)
-    first.generate(prompt)
-    first.settle()
-    first.close()
+    live(running, config, prompt)
     again = running(config).generate(prompt, NUM_TOKENS)
     assert again.num_reloaded_tokens == 60
     assert set(again.decision.num_hit_blocks) == {config.stores[0].name}
@@ -116,10 +121,7 @@ def test_another_life_reloads_from_disk(running, tmp_path, tier):
 def test_other_weights_find_nothing(running, tmp_path):
     prompt = prompt_of(61)
     config = config_of(nvme(tmp_path))
-    first = running(config)
-    first.generate(prompt)
-    first.settle()
-    first.close()
+    live(running, config, prompt)
     other = OneRequestEngine(ReferenceModel(small_shape(seed=1)), SETTINGS, config)
     result = other.generate(prompt)
     other.close()
@@ -137,10 +139,7 @@ class Spoiling(WrapperStore):
 def test_blocks_that_do_not_come_are_computed(running, tmp_path):
     prompt = prompt_of(61)
     config = config_of(nvme(tmp_path))
-    first = running(config)
-    first.generate(prompt)
-    first.settle()
-    first.close()
+    live(running, config, prompt)
     result = running(config, wrap_store=lambda _, store: Spoiling(store)).generate(prompt, 3)
     assert result.num_failed_blocks > 0
     assert 0 < result.num_reloaded_tokens < 60
