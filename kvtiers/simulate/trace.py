@@ -284,7 +284,18 @@ def _flat(
             continue
         if "in" in fields.values:
             yield start, fields
-        yield from _flat(fields, start + fields.seconds("t"), session, depth + 1)
+        yield from _flat(fields, _start_of(fields, start), session, depth + 1)
+
+
+def _start_of(agent: Fields, start: float) -> float:
+    """Return when the time of a sub-agent begins; `start`: when that of its own entry does.
+
+    Its requests count from when it was started, as the format says, or go on counting from where
+    its entry does, as in many published files: the first of them is nearer to the one or the other.
+    """
+    began = agent.seconds("t")
+    first = min((each.seconds("t") for each in agent.objects("requests")), default=0.0)
+    return start if first > began / 2 else start + began
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -84,6 +84,24 @@ def test_sub_agents_run_from_when_they_are_started(tmp_path):
     assert ids[3][0] == ids[1][0]
 
 
+def test_sub_agents_with_times_of_the_session_do_not_run_twice_as_late(tmp_path):
+    inner = {"t": 108.0, "type": "subagent", "requests": [call(109.0, [6])]}
+    relative = {"t": 110.0, "type": "subagent", "requests": [call(2.0, [7])]}
+    agent = {"t": 100.0, "type": "subagent"}
+    agent["requests"] = [inner, relative, call(100.0, [5]), call(107.5, [5, 6])]
+    folder = write_sessions(tmp_path / "a", session(call(0, [1]), agent, call(103, [1, 2])))
+    found = [request.arrival_seconds for request in load_trace(folder).requests]
+    assert found == [0.0, 100.0, 103.0, 107.5, 109.0, 112.0]
+
+
+def test_sub_agents_that_are_empty_or_only_start_others_are_read(tmp_path):
+    deepest = {"t": 1.0, "type": "subagent", "requests": [call(0.5, [5])]}
+    agent = {"t": 100.0, "type": "subagent", "requests": [deepest]}
+    empty = {"t": 7.0, "type": "subagent", "status": "async_launched", "requests": []}
+    folder = write_sessions(tmp_path / "a", session(call(0, [1]), empty, agent))
+    assert [request.arrival_seconds for request in load_trace(folder).requests] == [0.0, 101.5]
+
+
 def test_sessions_are_merged_by_time_and_keep_think_time(tmp_path):
     folder = write_sessions(
         tmp_path / "a",
