@@ -243,11 +243,19 @@ class ModelledRank:
             self._push(end, _Event(transfer, DRAM, outcomes, not targets, tuple(links)))
         for idx, (name, rows) in enumerate(targets):
             links, mine = [], outcomes.copy()
-            copied = rows[mine[rows] == Outcome.OK]
+            copied = self._lacking(transfer, name, rows[mine[rows] == Outcome.OK])
             done = self._serve(write_link(name), end, copied, mine, until, links)
             end = max(end, done)
             last = idx == len(targets) - 1
             self._push(end, _Event(transfer, name, mine, last, tuple(links)))
+
+    def _lacking(self, transfer: Transfer, name: str, rows: Rows) -> Rows:
+        """Return which rows have to be written: of what a shared store holds it notes the use."""
+        store = self._shared.get(name)
+        if store is None:
+            return rows
+        keys = transfer.block_keys()
+        return np.array([row for row in rows.tolist() if not store.holds(keys[row])], np.intp)
 
     def _find(self, transfer: Transfer, name: str, rows: Rows) -> tuple[Rows, Rows]:
         """Return which rows a store has, and which it has not."""

@@ -1,5 +1,7 @@
 """What reloads and promotions take on paper: their links, each other, and the hand-over."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from kvtiers.cost.links import LinkSeed
 from kvtiers.cost.prefill import PrefillSpeed
 from kvtiers.cost.shapes import model_shape
 from kvtiers.engines.reference.modelled import ModelledMachine, modelled_engine
-from kvtiers.engines.reference.modelled_media import HandOver, ModelledLink
+from kvtiers.engines.reference.modelled_media import HandOver, ModelledLink, SharedStore
 from kvtiers.engines.reference.modelled_rank import ModelledRank
 from kvtiers.engines.reference.requests import NewRequest
 from kvtiers.engines.reference.settings import EngineSettings
@@ -29,7 +31,7 @@ PER_BLOCK = 0.01  # of the store; the way to HBM takes a thousandth
 TOGETHER = 16  # blocks that a store brings at once
 
 
-def rank_of(notice_seconds=0.0):
+def rank_of(notice_seconds=0.0, shared=None):
     links = {
         name: ModelledLink(LinkSeed(0.0, seconds, float("inf")), 1024, 1)
         for name, seconds in {
@@ -39,7 +41,7 @@ def rank_of(notice_seconds=0.0):
             "hbm>dram": PER_BLOCK / 1000,
         }.items()
     }
-    return ModelledRank(links, 1024, 1, {}, 256, notice_seconds)
+    return ModelledRank(links, 1024, 1, shared or {}, 256, notice_seconds)
 
 
 def load_of(job, kind, slots, *, stored, deadline=100.0):
@@ -143,6 +145,27 @@ def test_a_block_without_a_slot_is_missing():
     rank = rank_of()
     rank.begin_step(orders_of(load_of(1, TransferKind.RELOAD, [NO_SLOT, 3], stored=0)), 0.0)
     assert answered_at(rank)[1][JobId(1)][1] == [Outcome.MISSING, Outcome.OK]
+
+
+def test_a_block_that_a_shared_store_holds_is_used_and_not_written_again():
+    """A block in use is put again now and then, so that the store sees that it is used."""
+    store = SharedStore(4)
+    rank = rank_of(shared={"store": store})
+    written = []
+    for job, names in enumerate(["abcd", "abe", "ab"]):
+        put = replace(
+            load_of(job, TransferKind.DEMOTE, range(len(names)), stored=0),
+            keys=pack_keys(block_key(name.encode().ljust(32), 0) for name in names),
+            targets=np.ones(len(names), np.uint8),
+        )
+        rank.begin_step(orders_of(put, step=job + 1), float(job))
+        done = rank.next_event
+        _, report = rank.take(done, frozenset())
+        assert report.completions[0].outcomes.tolist() == [Outcome.OK] * len(names)
+        written.append((round((done - job) / PER_BLOCK), sum(it.num_blocks for it in report.links)))
+    assert written == [(4, 4), (1, 1), (0, 0)]
+    held = [name for name in "abcde" if store.holds(block_key(name.encode().ljust(32), 0))]
+    assert held == ["a", "b", "d", "e"]  # c was not used for longest
 
 
 def test_planning_a_reload_and_the_step_around_it_take_their_time():
