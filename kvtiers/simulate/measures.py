@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,6 +12,7 @@ import numpy as np
 
 HBM: Final = "hbm"
 _MOST_SAMPLES: Final = 800
+_MARKS: Final = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,60 @@ class Percentiles:
     most: float | None = None
 
     @classmethod
-    def of(cls, values: Sequence[float] | array[float]) -> Percentiles:
+    def of(cls, values: Sequence[float]) -> Percentiles:
         """Return those of values."""
         if not len(values):
             return cls()
         found = np.asarray(values, dtype=np.float64)
-        p50, p90, p95, p99 = np.percentile(found, (50, 90, 95, 99)).tolist()
+        p50, p90, p95, p99 = np.percentile(found, _MARKS).tolist()
         return cls(len(found), float(found.mean()), p50, p90, p95, p99, float(found.max()))
+
+
+class Repeated:
+    """Very many values, most of which come several times in a row: each is kept once, with how
+    often it came.
+
+    The sequences of a step have mostly waited for as long as each other, so that tens of millions
+    of tokens take little memory.
+    """
+
+    def __init__(self) -> None:
+        self._values, self._counts = array("d"), array("L")
+
+    @property
+    def num_kept(self) -> int:
+        """Values that are kept."""
+        return len(self._values)
+
+    def extend(self, values: Sequence[float]) -> None:
+        """Take in the values of a step."""
+        num = len(values)
+        if num and values.count(values[0]) < num:
+            values = sorted(values)
+        at = 0
+        while at < num:
+            again = bisect_right(values, values[at]) - at
+            self._values.append(values[at])
+            self._counts.append(again)
+            at += again
+
+    def percentiles(self) -> Percentiles:
+        """Return those of all values."""
+        if not self._values:
+            return Percentiles()
+        order = np.argsort(self._values)
+        values = np.asarray(self._values, dtype=np.float64)[order]
+        counts = np.asarray(self._counts, dtype=np.int64)[order]
+        ends = np.cumsum(counts)
+        num = int(ends[-1])
+        places = np.array(_MARKS) / 100 * (num - 1)
+        before = np.floor(places).astype(np.int64)
+        low, high = (
+            values[np.searchsorted(ends, place, side="right")]
+            for place in (before, np.minimum(before + 1, num - 1))
+        )
+        p50, p90, p95, p99 = (low + (high - low) * (places - before)).tolist()
+        return Percentiles(num, float(values @ counts) / num, p50, p90, p95, p99, float(values[-1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +21,7 @@ from kvtiers.model.errors import ConfigError
 from kvtiers.observe.metrics import BLOCKS_FAILED, BYTES_COPIED, OFFLOADS_DROPPED, Series
 from kvtiers.simulate.arrivals import ArrivalPlan, Arrivals
 from kvtiers.simulate.machine import MachinePlan, not_modelled
-from kvtiers.simulate.measures import HBM, Percentiles, Timeline, TokenSums
+from kvtiers.simulate.measures import HBM, Percentiles, Repeated, Timeline, TokenSums
 from kvtiers.simulate.share import servable
 from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hits
 
@@ -185,7 +184,7 @@ class _Drive:
         self._num_ended = self._num_steps = 0
         self._last_arrival = 0.0
         self._interrupted = False
-        self._itl = array("d")
+        self._itl = Repeated()
         self._timeline = Timeline()
         self._advice: dict[str, None] = {}
         self._began: float | None = None
@@ -304,7 +303,7 @@ class _Drive:
             ),
             ttft=Percentiles.of([it.ttft_seconds for it in served if it.ttft_seconds is not None]),
             tpot=Percentiles.of([it.tpot_seconds for it in served if it.tpot_seconds is not None]),
-            itl=Percentiles.of(self._itl),
+            itl=self._itl.percentiles(),
             e2e=Percentiles.of([it.e2e_seconds for it in served]),
             output_tokens_per_second=tokens.output / seconds,
             prompt_tokens_per_second=tokens.prompt / seconds,

@@ -1,5 +1,6 @@
 import itertools
-from dataclasses import replace
+from dataclasses import asdict, replace
+from random import Random
 
 import pytest
 
@@ -8,7 +9,7 @@ from kvtiers.model.errors import CapacityError, ConfigError
 from kvtiers.simulate.arrivals import ArrivalPlan
 from kvtiers.simulate.generate import Workload, generate
 from kvtiers.simulate.machine import MachinePlan
-from kvtiers.simulate.measures import Percentiles, Timeline
+from kvtiers.simulate.measures import Percentiles, Repeated, Timeline
 from kvtiers.simulate.replay import ReplayPlan, replay
 from kvtiers.simulate.trace import Trace
 
@@ -236,6 +237,22 @@ def test_an_interrupt_ends_it_with_what_there_is():
 def test_percentiles_of_nothing_are_none():
     assert Percentiles.of([]) == Percentiles()
     assert Percentiles.of([1.0, 3.0]).mean == 2.0
+
+
+def test_what_repeats_is_kept_once_and_measured_as_if_it_were_not():
+    random, kept, plain = Random(1), Repeated(), []
+    for _ in range(500):  # steps in which nearly all sequences waited for as long as each other
+        values = [random.expovariate(1.0)] * random.randint(0, 60)
+        values += [random.random() for _ in range(random.choice((0, 0, 0, 3)))]
+        kept.extend(values)
+        plain += values
+    found, wanted = kept.percentiles(), Percentiles.of(plain)
+    assert asdict(found) == pytest.approx(asdict(wanted), rel=1e-12)
+    assert kept.num_kept < len(plain) / 5
+    assert Repeated().percentiles() == Percentiles()
+    kept = Repeated()
+    kept.extend([2.0])
+    assert kept.percentiles() == Percentiles.of([2.0])
 
 
 def test_timeline_stays_short_and_evenly_apart():
