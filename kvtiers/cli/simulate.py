@@ -24,6 +24,7 @@ from kvtiers.cli.output import (
     shown_path,
 )
 from kvtiers.cli.progress import progress_bar
+from kvtiers.cli.terminable import terminable
 from kvtiers.model.errors import ConfigError, PlacedError
 
 if TYPE_CHECKING:
@@ -67,12 +68,12 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Replay a trace in virtual time: latencies, throughput, hits by tier, bytes written.
 
     With --compare, and further files behind it, the same trace runs through each configuration.
-    Ctrl-C ends it with what was served until then, and exit code 130.
+    Ctrl-C and SIGTERM end it with what was served until then, and exit code 130.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     files = [*([config] if config else []), *(compare or ()), *(more or ())]
-    with input_errors(as_json):
+    with terminable(), input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.share import busiest_share
 
@@ -89,10 +90,12 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         about = options.about_requests(trace, (generate, rate, seed), found)
         about |= options.about_arrivals(speed, concurrency, replicas, warmup)
         about |= {**engine, "preemption": preemption, "media": medium}
-        replays = _run(plans, as_json)
+        replays, interrupted = _run(plans, as_json)
         if output is not None:
             _write(replays, about, output, found.name)
     _tell(replays, about, as_json, replicas)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _check_outputs(output: Path | None, write_trace: Path | None, generate: str | None) -> None:
@@ -104,7 +107,7 @@ def _check_outputs(output: Path | None, write_trace: Path | None, generate: str 
 def _tell(
     replays: list[Replay], about: Mapping[str, object], as_json: bool, num_engines: int
 ) -> None:
-    """Print the numbers; exits with `INTERRUPTED` where there could be more."""
+    """Print the numbers."""
     if as_json:
         from kvtiers.simulate.report import plain
 
@@ -113,8 +116,6 @@ def _tell(
         if num_engines > 1:
             typer.echo(f"One of {num_engines} engines, that with the most prompt tokens:")
         show(replays)
-    if replays[-1].interrupted:
-        raise typer.Exit(INTERRUPTED)
 
 
 def _keep(trace: Trace, path: Path | None) -> None:
@@ -168,24 +169,37 @@ def _plans(
     return plans
 
 
-def _run(plans: Sequence[ReplayPlan], as_json: bool) -> list[Replay]:
+def _run(plans: Sequence[ReplayPlan], as_json: bool) -> tuple[list[Replay], bool]:
+    """Return what came of the plans, one after another, and whether an interrupt cut them short.
+
+    Raises:
+        ConfigError: nothing came of any.
+    """
     from kvtiers.simulate.replay import replay
 
-    replays = []
+    replays: list[Replay] = []
+    interrupted = False
     for plan in plans:
-        with progress(plan.label, as_json) as told:
-            replays.append(replay(plan, told))
-        if replays[-1].interrupted:
+        try:
+            with progress(plan.label, as_json) as told:
+                replays.append(replay(plan, told))
+            interrupted = replays[-1].interrupted
+        except KeyboardInterrupt:  # before its first step, or after its last
+            interrupted = True
+        if interrupted:
             break
-    if any(replay.num_requests for replay in replays):
-        return replays
     problem = "no request was served before it was stopped; there is nothing to tell"
-    if not replays[-1].interrupted:
-        raise ConfigError(problem)
-    typer.echo(problem, err=True)
-    if as_json:
-        echo_json({"ok": False, "problems": [problem]})
-    raise typer.Exit(INTERRUPTED)
+    if not any(replay.num_requests for replay in replays):
+        if not interrupted:
+            raise ConfigError(problem)
+        typer.echo(problem, err=True)
+        if as_json:
+            echo_json({"ok": False, "problems": [problem]})
+        raise typer.Exit(INTERRUPTED)
+    left = [plan.label for plan in plans[len(replays) :]]
+    if left:
+        typer.echo(f"interrupted before it was replayed: {', '.join(left)}", err=True)
+    return replays, interrupted
 
 
 @contextmanager

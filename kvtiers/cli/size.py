@@ -73,11 +73,12 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
 ) -> None:
     """Find how much DRAM and NVMe a trace needs to meet a goal, and what an fp8 cache changes.
 
-    As many sizes are replayed as prove which is cheapest. Ctrl-C tells what was found: exit 130.
+    As many sizes are replayed as prove which is cheapest. Ctrl-C and SIGTERM end it with
+    what was found until then, and exit code 130.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
-    with input_errors(as_json):
+    with terminable(), input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.sizing import SizingPlan
 
@@ -166,7 +167,7 @@ def _run(plan: SizingPlan, quiet: bool) -> Sizing:
     """Search, and show how far it is."""
     from kvtiers.simulate.sizing_run import size_tiers
 
-    with terminable(), errors_only(), progress_bar(_BAR_WIDTH, quiet=quiet) as bar:
+    with errors_only(), progress_bar(_BAR_WIDTH, quiet=quiet) as bar:
 
         def told(what: str) -> Any:
             task = bar.add_task(what, total=None)
