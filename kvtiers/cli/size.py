@@ -36,7 +36,10 @@ _BLOCK_TOKENS: Final = 512  # to which smaller blocks are put together: replays 
 _POLICIES: Final = ("lru", "arc", "s3-fifo", "w-tinylfu", "cost")  # adaptive follows the best
 
 NOT_MET: Final = 1
-"""Exit code when no size that was replayed meets the goal."""
+"""Exit code when no size meets the goal."""
+
+NOT_KNOWN: Final = 3
+"""Exit code when time was up before it was known whether one does."""
 
 
 def size(  # noqa: PLR0913, PLR0917 - one parameter an option
@@ -127,7 +130,7 @@ def _wanted(goal: str, price: Sequence[str]) -> dict[str, Any]:
 
 
 def _tell(sizing: Sizing, about: Mapping[str, object], as_json: bool) -> None:
-    """Print the answer; exits with `NOT_MET` where there is none."""
+    """Print the answer; exits with a code that says so where there is none."""
     if as_json:
         from kvtiers.simulate.sizing_report import plain
 
@@ -137,7 +140,7 @@ def _tell(sizing: Sizing, about: Mapping[str, object], as_json: bool) -> None:
     if sizing.interrupted:
         raise typer.Exit(INTERRUPTED)
     if not sizing.met:
-        raise typer.Exit(NOT_MET)
+        raise typer.Exit(NOT_MET if sizing.final.decided else NOT_KNOWN)
 
 
 def _read(path: Path | None, generate: Any, num: int | None, block_size: int | None) -> Any:
@@ -218,6 +221,8 @@ def _write(
         typer.echo(f"wrote {write_config}", err=True)
     elif write_config is not None:
         why = "it is met without tiers" if met else "no size meets it"
+        if not sizing.final.decided:
+            why = "it was stopped before it was known whether a size meets it"
         typer.echo(
             f"{write_config} was not written: there is no YAML for the goal, {why}", err=True
         )

@@ -134,6 +134,15 @@ def test_size_exits_with_1_where_no_size_meets_the_goal(tmp_path):
     assert (found["goal_met"], found["chosen"]) == (False, {})
 
 
+def test_size_exits_with_3_where_time_was_up_before_it_was_known(tmp_path):
+    yaml = tmp_path / "kvtiers.yaml"
+    args = ("--goal", "hit-rate=1", "--json", "--write-config", str(yaml), "--max-seconds", "0")
+    result = run("size", *ENGINE, *CHAT, *args)
+    assert result.exit_code == 3
+    assert "it was stopped before it was known whether a size meets it" in result.stderr
+    assert json.loads(result.stdout)["goal_met"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
