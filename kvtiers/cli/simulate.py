@@ -30,7 +30,8 @@ from kvtiers.model.errors import ConfigError, PlacedError
 if TYPE_CHECKING:
     from kvtiers.model.config import Loaded
     from kvtiers.simulate.machine import MachinePlan
-    from kvtiers.simulate.replay import Progress, Replay, ReplayPlan
+    from kvtiers.simulate.replay import Progress, ReplayPlan
+    from kvtiers.simulate.replay_result import Replay
     from kvtiers.simulate.trace import Trace
 
 
@@ -239,15 +240,15 @@ def show(replays: Sequence[Replay]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from kvtiers.simulate.report import notes, rows, summary
+    from kvtiers.simulate.report import notes, requests_text, rows, summary
 
     first, console = replays[0], Console(markup=False)
     for text in summary(replays):
         console.print(text, markup=False)
     table = Table(
-        title=f"{first.title}: {first.num_requests:,} requests in {first.seconds:,.0f} s, on paper"
+        title=f"{first.title}: {requests_text(first)} in {first.seconds:,.0f} s, on paper"
         + ("" if all(replay.complete for replay in replays) else ", PARTIAL"),
-        caption="Shares are of the prompt tokens: hits of all tiers and computed are all of them. "
+        caption="Shares of hits and computed are of the prompt tokens, and add up to all of them. "
         "Infinite cache: what one that forgets nothing would hit.",
         box=box.SIMPLE_HEAVY,
     )

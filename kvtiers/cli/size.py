@@ -258,9 +258,12 @@ def _show(sizing: Sizing) -> None:
     curve = curve_rows(sizing.final)
     for it in (sizing, sizing.more):
         if it is not None:
-            dtypes, many = dtype_rows(it), f", {it.num_engines} engines" if sizing.more else ""
+            dtypes, many = dtype_rows(it), ""
+            if sizing.more is not None:
+                many = ", one engine" if it.num_engines == 1 else f", {it.num_engines} engines"
             shown(f"What the data type of the KV cache changes{many}", dtypes[0], dtypes[1:], 1)
-    shown("What was replayed", HEADER, trial_rows(sizing), 4)
+    if trials := trial_rows(sizing):
+        shown("What was replayed", HEADER, trials, 4)
     shown("What larger tiers hit, and what twice the size adds", curve[0], curve[1:], 1)
     for text in details(sizing):
         console.print(text, markup=False)

@@ -13,7 +13,7 @@ from kvtiers.simulate.estimate import Guess
 from kvtiers.simulate.goal import Goal, Prices
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.policy_curves import PolicyCurve
-from kvtiers.simulate.replay import Replay
+from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.sizes import Size
 from kvtiers.simulate.stack import Curve
 from kvtiers.simulate.trace import Trace

@@ -82,11 +82,13 @@ def _draw_hits(axes: Any, sizing: Sizing) -> None:
                 [num * per_gib for num in other.tokens], other.rates, ".-", label=other.policy
             )
     axes.axhline(sizing.infinite_hit_rate, color="k", linestyle="--", label="infinite cache")
-    axes.axvline(curve.knee_tokens * per_gib, color="C3", linestyle=":", label="knee of lru")
+    if curve.knee_tokens:
+        axes.axvline(curve.knee_tokens * per_gib, color="C3", linestyle=":", label="knee of lru")
     axes.set(
         xlabel=f"GiB of one tier, {sizing.plan.kv_dtypes[0]}",
         ylabel="hits, share of prompt tokens",
-        title="hit rate",
+        title="hit rate"
+        + (f", each of {sizing.num_engines} engines" if sizing.num_engines > 1 else ""),
         ylim=(0, None),
     )
     axes.grid(visible=True, alpha=0.3)
@@ -109,9 +111,10 @@ def _draw_times(axes: Any, sizing: Sizing) -> None:
     if limit is not None:
         axes.axhline(limit, color="k", linestyle="--", label="goal")
     axes.set_xscale("symlog", linthresh=10)
-    axes.set_xlim(left=0)
+    axes.set_xlim(-1, 2 * max((t.cost for t in sizing.trials), default=10.0))
+    of = f" of all {sizing.num_engines} engines" if sizing.num_engines > 1 else ""
     axes.set(
-        xlabel="price of the tiers",
+        xlabel=f"price of the tiers{of}",
         ylabel="seconds",
         title="p90 TTFT (star: chosen)",
         ylim=(0, None),

@@ -16,9 +16,9 @@ from kvtiers.simulate.goal import Goal, GoalKind
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.more_engines import MoreEngines
 from kvtiers.simulate.policy_curves import PolicyCurve
-from kvtiers.simulate.replay import Replay
 from kvtiers.simulate.replay_job import PolicyJob, ReplayJob
 from kvtiers.simulate.replay_pool import ReplayPool, Told
+from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.share import Shares, servable
 from kvtiers.simulate.sizes import STORE, Size, candidates, frame_nbytes_per_token, minimal_yaml
 from kvtiers.simulate.sizing import EngineTry, Sizing, SizingPlan, Trial

@@ -47,9 +47,7 @@ class Terminal:
         os.close(self._reader)
 
 
-def ended(
-    *args: str, by: int = signal.SIGINT, group: bool = True
-) -> tuple[int, bytes, bytes]:
+def ended(*args: str, by: int = signal.SIGINT, group: bool = True) -> tuple[int, bytes, bytes]:
     """Run a verb, and interrupt it once it has shown that requests were served.
 
     Args:
