@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvtiers.model.config_yaml import write_yaml
-from kvtiers.model.units import format_size
+from kvtiers.model.units import counted, format_size
 from kvtiers.observe.page import NO_PICTURES, canvas, png, table, write_files
 from kvtiers.observe.page import page as whole_page
 from kvtiers.simulate.replay_result import Replay
@@ -73,24 +73,24 @@ def notes(replay: Replay) -> list[str]:
         found.append(f"It was {what} before every request was served: later ones are missing.")
     if replay.num_skipped:
         found.append(
-            f"{_counted(replay.num_skipped, 'request')} of more than {replay.longest:,} tokens, "
+            f"{counted(replay.num_skipped, 'request')} of more than {replay.longest:,} tokens, "
             f"prompt and output, {_was(replay.num_skipped)} skipped: one sequence would not fit."
         )
     if replay.num_warmup:
-        first = _counted(replay.num_warmup, "request")
+        first = counted(replay.num_warmup, "request")
         found.append(f"The first {first} only filled the caches.")
     found += [*short_prompts(replay), *_queue(replay)]
     block = f"block of {replay.block_size:,} tokens"
     for reason, num in replay.dropped.items():
         why = _why(reason, _NOT_KEPT, has_stores=bool(replay.written_nbytes))
-        found.append(f"{_counted(num, block)} {_was(num)} not offloaded ({reason}){why}.")
+        found.append(f"{counted(num, block)} {_was(num)} not offloaded ({reason}){why}.")
     if short_day(replay):
         found.append(
             f"Bytes a day are those of {replay.seconds:,.0f} s, times what is missing to a day."
         )
     for outcome, num in replay.failed.items():
         why = _why(outcome, _NOT_MOVED)
-        found.append(f"{_counted(num, block)} {_was(num)} not moved ({outcome}){why}.")
+        found.append(f"{counted(num, block)} {_was(num)} not moved ({outcome}){why}.")
     found += [f"Not modelled, as if it were not set: {option}." for option in replay.ignored]
     found += [f"The engine thrashed: {advice}" for advice in replay.advice]
     return found
@@ -103,7 +103,7 @@ def short_prompts(replay: Replay) -> list[str]:
         return []
     share = replay.num_short_tokens / max(1, replay.tokens.prompt)
     return [
-        f"{_counted(num, 'prompt')} of {replay.num_requests:,} ({num / replay.num_requests:.0%}; "
+        f"{counted(num, 'prompt')} of {replay.num_requests:,} ({num / replay.num_requests:.0%}; "
         f"{share:.1%} of the prompt tokens) {'has' if num == 1 else 'have'} no more than the "
         f"{replay.block_size:,} tokens of a block of this trace: they hit nothing here, whatever "
         "an engine with smaller blocks would hit."
@@ -151,7 +151,7 @@ def summary(replays: Sequence[Replay]) -> list[str]:
 
 def requests_text(replay: Replay) -> str:
     """Return how many requests were served."""
-    return _counted(replay.num_requests, "request")
+    return counted(replay.num_requests, "request")
 
 
 def _falls_behind(replay: Replay) -> bool:
@@ -380,12 +380,6 @@ def _share(value: float) -> str:
 def _size(value: float) -> str:
     unit = next(((size, name) for size, name in _UNITS if value >= size), None)
     return format_size(int(value)) if unit is None else f"{value / unit[0]:,.1f} {unit[1]}"
-
-
-def _counted(num: int, what: str) -> str:
-    """Return a number of things; `what` is one of them, its first word what there are many of."""
-    noun, *rest = what.split(" ", 1)
-    return " ".join([f"{num:,}", noun if num == 1 else f"{noun}s", *rest])
 
 
 def _was(num: int) -> str:
