@@ -69,7 +69,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Replay a trace in virtual time: latencies, throughput, hits by tier, bytes written.
 
     With --compare, and further files behind it, the same trace runs through each configuration.
-    Ctrl-C and SIGTERM end it with what was served until then, and exit code 130.
+    Ctrl-C and SIGTERM tell what was served until then: exit code 130.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
@@ -83,20 +83,18 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
         engine = options.engine_values(device, knobs)
         machine = options.machine_plan(engine, medium or (), preemption)
-        shared: dict[str, Any] = {"warmup": warmup, "max_seconds": max_seconds}
-        shared |= {"arrivals": ArrivalPlan(speed, concurrency)}
-        shared["trace"] = busiest_share(found, replicas, machine.settings(found).max_model_len)
-        plans = _plans(machine, shared, configs)
+        share = busiest_share(found, replicas, machine.settings(found).max_model_len)
+        arrivals = ArrivalPlan(speed, concurrency)
+        shared = {"warmup": warmup, "max_seconds": max_seconds, "arrivals": arrivals}
+        plans = _plans(machine, {"trace": share, **shared}, configs)
         _keep(found, write_trace)
         about = options.about_requests(trace, (generate, rate, seed), found)
         about |= options.about_arrivals(speed, concurrency, replicas, warmup)
         about |= {**engine, "preemption": preemption, "media": medium}
         replays, interrupted = _run(plans, as_json)
-        if output is not None:
-            _write(replays, about, output, found.name)
+        _write(replays, about, output, found.name)
     _tell(replays, about, as_json, replicas)
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(INTERRUPTED if interrupted else 0)
 
 
 def _check_outputs(output: Path | None, write_trace: Path | None, generate: str | None) -> None:
@@ -224,9 +222,13 @@ def errors_only() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _write(replays: Sequence[Replay], about: Mapping[str, object], folder: Path, name: str) -> None:
+def _write(
+    replays: Sequence[Replay], about: Mapping[str, object], folder: Path | None, name: str
+) -> None:
     from kvtiers.simulate.report import write_report
 
+    if folder is None:
+        return
     written, missing = write_report(replays, folder, f"simulate-{name}".lower(), about)
     for path in written:
         typer.echo(f"wrote {path}", err=True)

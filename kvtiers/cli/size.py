@@ -76,8 +76,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
 ) -> None:
     """Find how much DRAM and NVMe a trace needs to meet a goal, and what an fp8 cache changes.
 
-    As many sizes are replayed as prove which is cheapest. Ctrl-C and SIGTERM end it with
-    what was found until then, and exit code 130.
+    As many sizes are replayed as prove it. Ctrl-C and SIGTERM tell what was found: exit code 130.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
