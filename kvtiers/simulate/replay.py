@@ -20,7 +20,7 @@ from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ConfigError
 from kvtiers.observe.metrics import BLOCKS_FAILED, BYTES_COPIED, OFFLOADS_DROPPED, Series
-from kvtiers.simulate.arrivals import ArrivalPlan, Arrivals
+from kvtiers.simulate.arrivals import ArrivalPlan, ArrivalProcess
 from kvtiers.simulate.machine import MachinePlan, not_modelled
 from kvtiers.simulate.measures import HBM, Percentiles, Timeline, TokenSums
 from kvtiers.simulate.replay_result import Replay
@@ -83,7 +83,7 @@ class _Drive:
         self._plan = plan
         self._engine = engine
         self._requests = requests
-        self._arrivals: Arrivals = plan.arrivals.of(requests)
+        self._arrivals: ArrivalProcess = plan.arrivals.of(requests)
         self._num_warmup = int(plan.warmup * len(requests))
         self._turn: dict[int, int] = {}  # position to how many came before, in order of arrival
         self._served: list[Served] = []
