@@ -262,7 +262,7 @@ _NOT_KEPT: Final = (  # the beginning of a reason, behind which a store may stan
     ("off_", "{} was not used: its writes kept failing, or took too long"),
 )
 _NOT_MOVED: Final = (  # the beginning of an outcome, and what it means
-    ("missing", "who had them had evicted them by then"),
+    ("missing", "they had been evicted by then"),
     ("timed_out", "they did not begin in time, and were given up"),
     ("full", "a store had no room"),
 )
@@ -329,14 +329,19 @@ def _row(
 def _change(before: float | None, after: float | None) -> str:
     if before is None or after is None or not before:
         return ""
-    return f"{(after - before) / before:+.1%}"
+    return f"{_zero(100 * (after - before) / before):+.1f}%"
 
 
 def _points(before: float | None, after: float | None) -> str:
     """Return how a share changed, of which a percentage would be taken for another share."""
     if before is None or after is None:
         return ""
-    return f"{100 * (after - before):+.1f} points"
+    return f"{_zero(100 * (after - before)):+.1f} points"
+
+
+def _zero(value: float) -> float:
+    """Return a value with a tenth, and never less than nothing for what is nothing then."""
+    return round(value, 1) + 0.0
 
 
 def _percentile(name: str, mark: str) -> Callable[[Replay], float | None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvtiers.observe.page import NO_PICTURES, canvas, png, table, write_files
 from kvtiers.observe.page import page as whole_page
+from kvtiers.simulate.goal import GoalKind
 from kvtiers.simulate.report import asked_rows
 from kvtiers.simulate.sizing import Sizing
 from kvtiers.simulate.sizing_answer import sentences
@@ -82,6 +83,9 @@ def _draw_hits(axes: Any, sizing: Sizing) -> None:
                 [num * per_gib for num in other.tokens], other.rates, ".-", label=other.policy
             )
     axes.axhline(sizing.infinite_hit_rate, color="k", linestyle="--", label="infinite cache")
+    goal = sizing.plan.goal
+    if goal.kind is GoalKind.HIT_RATE:
+        axes.axhline(goal.value, color="k", linestyle="-.", label="goal")
     if curve.knee_tokens:
         axes.axvline(curve.knee_tokens * per_gib, color="C3", linestyle=":", label="knee of lru")
     axes.set(
@@ -104,7 +108,8 @@ def _draw_times(axes: Any, sizing: Sizing) -> None:
         axes.plot(costs, seconds, "o", color=colour, label=f"{dtype}, replayed")
         chosen = sizing.answer(dtype)
         if chosen is not None:
-            axes.plot([chosen.cost], [chosen.replay.ttft.p90], "*", color=colour, markersize=16)
+            size = 20 - 8 * idx  # one over another, both are seen
+            axes.plot([chosen.cost], [chosen.replay.ttft.p90], "*", color=colour, markersize=size)
     limit = sizing.plan.goal.limit_seconds(
         sizing.trials[0].replay.ttft.p90 if sizing.trials else None
     )

@@ -90,8 +90,9 @@ def dtype_rows(sizing: Sizing) -> list[tuple[str, ...]]:
         of("p90 TTFT without tiers", bare(lambda t: seconds_text(t.replay.ttft.p90))),
         of("output tokens/s without tiers", bare(lambda t: _count(t.replay))),
         of("hit rate without tiers", bare(lambda t: f"{t.replay.tokens.hit_rate:.1%}")),
-        of("the goal", lambda d: _met(sizing, d)),
     ]
+    if sizing.plan.goal.kind is not GoalKind.COST:
+        rows.append(of("the goal", lambda d: _met(sizing, d)))
     if any(proof.undecided for proof in sizing.proofs.values()):
         rows.append(of("cheaper sizes, undecided", undecided))
     if not any(map(sizing.answer, dtypes)):
@@ -259,7 +260,8 @@ def _proof(what: str, proof: Proof, by_money: bool) -> str:
         dearer = f"{dear:,} {'costs' if dear == 1 else 'cost'} as much as the answer, or more"
     smaller = "another one within it" if by_money else "one that failed"
     smaller = f"{_are(small)} no larger than {smaller} (larger tiers are taken never to do worse)"
-    parts = [f"{proof.num_replayed} replayed"]
+    every = proof.num_replayed == proof.num_sizes
+    parts = ["all replayed" if every else f"{proof.num_replayed} replayed"]
     parts += [text for num, text in ((dear, dearer), (small, smaller)) if num]
     if proof.undecided:
         size, cost = proof.undecided[0]

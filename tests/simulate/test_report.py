@@ -64,6 +64,17 @@ def test_rows_compare_each_with_the_first():
     } <= set(by_name)
 
 
+def test_what_did_not_change_has_no_sign_of_less():
+    _, tiers = both()
+    hits = {**tiers.tokens.hits, "hbm": tiers.tokens.hits["hbm"] - 1}
+    less = replace(tiers, tokens=replace(tiers.tokens, hits=hits))
+    by_name = {row.name: row for row in rows([tiers, less])}
+    assert by_name["hit rate"].changes == ("+0.0 points",)
+    less = replace(tiers, output_tokens_per_second=tiers.output_tokens_per_second * (1 - 1e-6))
+    by_name = {row.name: row for row in rows([tiers, less])}
+    assert by_name["output tokens/s"].changes == ("+0.0%",)
+
+
 def test_notes_say_what_is_not_measured():
     assert "The first 10 requests only filled the caches." in notes(both()[1])
     found = page(both(), None, {})
