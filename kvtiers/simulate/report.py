@@ -14,6 +14,10 @@ from kvtiers.observe.page import NO_PICTURES, canvas, png, table, write_files
 from kvtiers.observe.page import page as whole_page
 from kvtiers.simulate.replay_result import Replay
 
+LONGEST: Final = (
+    "a sequence may not be longer (--max-model-len; without it, as the KV pool holds above the "
+    "watermark)"
+)
 _UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -74,7 +78,7 @@ def notes(replay: Replay) -> list[str]:
     if replay.num_skipped:
         found.append(
             f"{counted(replay.num_skipped, 'request')} of more than {replay.longest:,} tokens, "
-            f"prompt and output, {_was(replay.num_skipped)} skipped: one sequence would not fit."
+            f"prompt and output, {_was(replay.num_skipped)} skipped: {LONGEST}."
         )
     if replay.num_warmup:
         first = counted(replay.num_warmup, "request")

@@ -108,7 +108,7 @@ def _draw_times(axes: Any, sizing: Sizing) -> None:
         axes.plot(costs, seconds, "o", color=colour, label=f"{dtype}, replayed")
         chosen = sizing.answer(dtype)
         if chosen is not None:
-            size = 20 - 8 * idx  # one over another, both are seen
+            size = max(6, 20 - 8 * idx)  # one over another, both are seen
             axes.plot([chosen.cost], [chosen.replay.ttft.p90], "*", color=colour, markersize=size)
     limit = sizing.plan.goal.limit_seconds(
         sizing.trials[0].replay.ttft.p90 if sizing.trials else None

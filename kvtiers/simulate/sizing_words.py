@@ -9,7 +9,7 @@ from typing import Final
 from kvtiers.model.units import format_size
 from kvtiers.simulate.goal import GoalKind
 from kvtiers.simulate.replay_result import Replay
-from kvtiers.simulate.report import short_day, short_prompts
+from kvtiers.simulate.report import LONGEST, short_day, short_prompts
 from kvtiers.simulate.sizing import EngineTry, Proof, Sizing, Trial
 
 _SPEED: Final = ("TTFT p50", "TTFT p90", "output tokens/s", "ITL p90")
@@ -199,8 +199,8 @@ def _left_out(sizing: Sizing) -> Iterator[str]:
     if num:
         them = "1 request is" if num == 1 else f"{num:,} requests are"
         yield (
-            f"{them} longer than the {longest:,} tokens that the KV pool holds, and left out: with "
-            "every data type, so that all serve the same."
+            f"{them} of more than {longest:,} tokens, and left out with every data type, so that "
+            f"all serve the same: {LONGEST}."
         )
 
 
