@@ -181,7 +181,7 @@ def _run(plan: SizingPlan, quiet: bool) -> Sizing:
                 seconds = bar.tasks[task].elapsed or 0.0
                 bar.update(task, visible=False)  # bars are for what runs; a line stays of the rest
                 if num and not quiet:
-                    bar.console.print(f"{what:<{_BAR_WIDTH}} {num:,} in {seconds:,.0f} s")
+                    bar.console.print(f"{what:<{_BAR_WIDTH}} {seconds:,.0f} s")
 
             return follow
 

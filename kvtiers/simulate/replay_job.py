@@ -88,7 +88,7 @@ class PolicyJob:
     @property
     def what(self) -> str:
         """In words."""
-        return f"rule {self.policy}, without an engine"
+        return f"rule {self.policy}, {len(self.tokens)} sizes, no engine"
 
     @property
     def kind(self) -> Hashable:
