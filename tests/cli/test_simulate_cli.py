@@ -120,6 +120,7 @@ def test_size_puts_small_ids_together_unless_told_not_to(tmp_path):
     folder = write_sessions(tmp_path / "sessions", session(*calls))
     for more, block_size in (((), 512), (("--trace-block", "64"), 64)):
         result = run("size", *ENGINE, "--trace", str(folder), "--json", *more)
+        assert result.exit_code in {0, 1}, (result.output, result.exception)
         assert json.loads(result.stdout)["block_size"] == block_size
 
 
