@@ -191,4 +191,4 @@ def test_data_types_serve_the_same_requests():
     both = plan("hit-rate=0.3", trace=replace(DOCUMENTS, requests=requests))
     found = size_tiers(replace(both, kv_dtypes=("bf16", "fp8")))
     assert {trial.replay.num_skipped for trial in found.trials} == {1}
-    assert any(text.startswith("1 request is longer than the ") for text in sentences(found))
+    assert any(text.startswith("1 request is of more than ") for text in sentences(found))
