@@ -14,8 +14,8 @@ from fidelity_torch import (
     BLOCK_SIZE,
     NO_KVTIERS,
     SHAPE,
-    Arrivals,
     Below,
+    TimedRequests,
     Watched,
     in_words,
     machine,
@@ -71,7 +71,7 @@ class Phase:
     skew: float = 0.0
     output: tuple[int, int] = (4, 12)
 
-    def arrivals(self, documents: Sequence[Sequence[int]]) -> Arrivals:
+    def arrivals(self, documents: Sequence[Sequence[int]]) -> TimedRequests:
         """Return the same questions every time."""
         rng, at, found = random.Random(self.name), 0.0, []
         weights = [1.0 / (rank + 1) ** self.skew for rank in range(len(documents))]

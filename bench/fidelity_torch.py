@@ -42,7 +42,7 @@ BLOCK_SIZE = 16
 BLOCK_NBYTES = BLOCK_SIZE * SHAPE.kv_nbytes_per_token
 SEED = PrefillSpeed(1e-3, 2e10, kv_bytes_per_second=1e10, kv_element_nbytes=SHAPE.itemsize)
 
-Arrivals = Sequence[tuple[float, NewRequest]]
+TimedRequests = Sequence[tuple[float, NewRequest]]
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class SoMany:
         return self._concurrency - self._engine.num_unfinished
 
 
-def serve(engine: Engine, arrivals: Arrivals, concurrency: int | None = None) -> Run:
+def serve(engine: Engine, arrivals: TimedRequests, concurrency: int | None = None) -> Run:
     """Serve requests as they come, or so many at a time; returns once all is settled."""
     began, before = engine.now, _reloaded(engine)
     preempted = engine.gauges.num_preemptions
@@ -276,5 +276,5 @@ def judge_plain(raws: Sequence[Mapping[str, Any]]) -> tuple[list[Cell], str]:
     return cells, in_words("no kvtiers", taught)
 
 
-def _at_once(workload: Workload) -> Arrivals:
+def _at_once(workload: Workload) -> TimedRequests:
     return [(0.0, request) for request in workload.requests()]

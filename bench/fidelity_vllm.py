@@ -23,7 +23,7 @@ from typing import Any
 from decide_engine import BLOCK_SIZE, MODEL
 from fidelity_judge import Cell, Run
 from fidelity_taught import Taught, runs_of, words
-from fidelity_torch import Arrivals, Below, serve
+from fidelity_torch import Below, TimedRequests, serve
 from fidelity_vllm_engine import BUDGET, LONGEST, MOST_SEQUENCES, NUM_BLOCKS, VLLM
 
 from kvtiers.bench.engine_process import engine_environment
@@ -62,7 +62,7 @@ CONFIGS = (
 # -- the requests ---------------------------------------------------------------------------
 
 
-def teaching(salt: str) -> Arrivals:
+def teaching(salt: str) -> TimedRequests:
     """Return prompts of all lengths, some followed by themselves and a few tokens more."""
     rng = random.Random(f"teaching {salt}")
     found: list[NewRequest] = []
@@ -80,7 +80,7 @@ def teaching(salt: str) -> Arrivals:
     return [(0.0, request) for request in found]
 
 
-def reloading() -> Arrivals:
+def reloading() -> TimedRequests:
     """Return prompts that are asked for again, in parts, when they have left HBM."""
     rng = random.Random("reloading")
     documents = [_prompt(rng, 1024) for _ in range(8)]
@@ -97,7 +97,7 @@ def _prompt(rng: random.Random, num: int) -> list[int]:
     return [rng.randrange(MODEL.vocab_size) for _ in range(num)]
 
 
-def trace(salt: str) -> Arrivals:
+def trace(salt: str) -> TimedRequests:
     """Return a generated trace: chats of several turns, shrunk to what a CPU serves.
 
     Args:
@@ -123,7 +123,7 @@ def trace(salt: str) -> Arrivals:
 # -- the engine's process ------------------------------------------------------------------
 
 
-def beginnings(salt: str) -> Arrivals:
+def beginnings(salt: str) -> TimedRequests:
     """Return what prompts at the start of a trace have in common. It is in HBM before they come:
     two that are admitted together compute it once in vLLM, and twice in the modelled engine."""
     prompts = [request.prompt_token_ids or [] for _, request in trace(salt)[:AT_A_TIME]]
@@ -135,7 +135,7 @@ def beginnings(salt: str) -> Arrivals:
     ]
 
 
-def arrivals_of(name: str, salt: str) -> tuple[Arrivals, int | None]:
+def arrivals_of(name: str, salt: str) -> tuple[TimedRequests, int | None]:
     """Return what a part consists of, and how many requests there are at a time."""
     if name in ROUNDS:
         return trace(salt), ROUNDS[name]

@@ -9,7 +9,7 @@ from typing import Any
 from decide_engine import BLOCK_SIZE, MODEL, throttle_memory_stores
 from fidelity_judge import Run
 from fidelity_taught import Taught, num_reloads, tokens_reloaded
-from fidelity_torch import Arrivals, Below
+from fidelity_torch import Below, TimedRequests
 
 from kvtiers.bench.random_model import write_random_model
 
@@ -93,7 +93,7 @@ class VLLM:
         if self.connector is not None:
             self.taught.watch(self.connector)
 
-    def serve(self, arrivals: Arrivals, concurrency: int | None) -> Run:
+    def serve(self, arrivals: TimedRequests, concurrency: int | None) -> Run:
         """Serve requests as `fidelity_torch.serve` does."""
         from vllm import SamplingParams  # noqa: PLC0415
 

@@ -56,6 +56,8 @@ def _show(result: CapacityResult) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from kvtiers.model.units import counted
+
     def gb(nbytes: float) -> str:
         return f"{nbytes / 1e9:,.1f} GB"
 
@@ -71,8 +73,8 @@ def _show(result: CapacityResult) -> None:
     memory.add_row("KV pool", gb(result.pool_nbytes))
     pools = Table(
         title="What the KV pool holds",
-        caption=f"Sequences of {plan.average_context:,} tokens that run at once without preempting "
-        "each other; binds: the limit that is reached first.",
+        caption=f"Sequences of {counted(plan.average_context, 'token')} that run at once without "
+        "preempting each other; binds: the limit that is reached first.",
         box=box.SIMPLE_HEAVY,
     )
     names = ("KV cache", "bytes a token, each device", "blocks", "tokens", "sequences", "binds")
@@ -85,11 +87,6 @@ def _show(result: CapacityResult) -> None:
     console.print(result.summary + "\n", markup=False)
     show_table(memory)
     show_table(pools)
-    beside = f" beside {plan.num_decodes} decodes" if plan.num_decodes else ""
-    console.print(
-        f"A prompt of {plan.prompt_tokens:,} tokens takes {len(result.chunks)} steps{beside}: "
-        f"{result.chunks[0]:,} tokens in the first.",
-        markup=False,
-    )
+    console.print(result.steps, markup=False)
     for note in result.notes:
         console.print(note, markup=False)

@@ -24,12 +24,14 @@ from kvtiers.cli.output import (
     shown_path,
 )
 from kvtiers.cli.progress import progress_bar
+from kvtiers.cli.terminable import terminable
 from kvtiers.model.errors import ConfigError, PlacedError
 
 if TYPE_CHECKING:
     from kvtiers.model.config import Loaded
     from kvtiers.simulate.machine import MachinePlan
-    from kvtiers.simulate.replay import Progress, Replay, ReplayPlan
+    from kvtiers.simulate.replay import Progress, ReplayPlan
+    from kvtiers.simulate.replay_result import Replay
     from kvtiers.simulate.trace import Trace
 
 
@@ -67,12 +69,12 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Replay a trace in virtual time: latencies, throughput, hits by tier, bytes written.
 
     With --compare, and further files behind it, the same trace runs through each configuration.
-    Ctrl-C ends it with what was served until then, and exit code 130.
+    Ctrl-C and SIGTERM tell what was served until then: exit code 130.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     files = [*([config] if config else []), *(compare or ()), *(more or ())]
-    with input_errors(as_json):
+    with terminable(), input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.share import busiest_share
 
@@ -81,18 +83,18 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         found = options.read_trace(trace, (generate, rate, seed), requests, trace_block)
         engine = options.engine_values(device, knobs)
         machine = options.machine_plan(engine, medium or (), preemption)
-        shared: dict[str, Any] = {"warmup": warmup, "max_seconds": max_seconds}
-        shared |= {"arrivals": ArrivalPlan(speed, concurrency)}
-        shared["trace"] = busiest_share(found, replicas, machine.settings(found).max_model_len)
-        plans = _plans(machine, shared, configs)
+        share = busiest_share(found, replicas, machine.settings(found).max_model_len)
+        arrivals = ArrivalPlan(speed, concurrency)
+        shared = {"warmup": warmup, "max_seconds": max_seconds, "arrivals": arrivals}
+        plans = _plans(machine, {"trace": share, **shared}, configs)
         _keep(found, write_trace)
         about = options.about_requests(trace, (generate, rate, seed), found)
         about |= options.about_arrivals(speed, concurrency, replicas, warmup)
         about |= {**engine, "preemption": preemption, "media": medium}
-        replays = _run(plans, as_json)
-        if output is not None:
-            _write(replays, about, output, found.name)
+        replays, interrupted = _run(plans, as_json)
+        _write(replays, about, output, found.name)
     _tell(replays, about, as_json, replicas)
+    raise typer.Exit(INTERRUPTED if interrupted else 0)
 
 
 def _check_outputs(output: Path | None, write_trace: Path | None, generate: str | None) -> None:
@@ -104,7 +106,7 @@ def _check_outputs(output: Path | None, write_trace: Path | None, generate: str 
 def _tell(
     replays: list[Replay], about: Mapping[str, object], as_json: bool, num_engines: int
 ) -> None:
-    """Print the numbers; exits with `INTERRUPTED` where there could be more."""
+    """Print the numbers."""
     if as_json:
         from kvtiers.simulate.report import plain
 
@@ -113,8 +115,6 @@ def _tell(
         if num_engines > 1:
             typer.echo(f"One of {num_engines} engines, that with the most prompt tokens:")
         show(replays)
-    if replays[-1].interrupted:
-        raise typer.Exit(INTERRUPTED)
 
 
 def _keep(trace: Trace, path: Path | None) -> None:
@@ -168,24 +168,37 @@ def _plans(
     return plans
 
 
-def _run(plans: Sequence[ReplayPlan], as_json: bool) -> list[Replay]:
+def _run(plans: Sequence[ReplayPlan], as_json: bool) -> tuple[list[Replay], bool]:
+    """Return what came of the plans, one after another, and whether an interrupt cut them short.
+
+    Raises:
+        ConfigError: nothing came of any.
+    """
     from kvtiers.simulate.replay import replay
 
-    replays = []
+    replays: list[Replay] = []
+    interrupted = False
     for plan in plans:
-        with progress(plan.label, as_json) as told:
-            replays.append(replay(plan, told))
-        if replays[-1].interrupted:
+        try:
+            with progress(plan.label, as_json) as told:
+                replays.append(replay(plan, told))
+            interrupted = replays[-1].interrupted
+        except KeyboardInterrupt:  # before its first step, or after its last
+            interrupted = True
+        if interrupted:
             break
-    if any(replay.num_requests for replay in replays):
-        return replays
     problem = "no request was served before it was stopped; there is nothing to tell"
-    if not replays[-1].interrupted:
-        raise ConfigError(problem)
-    typer.echo(problem, err=True)
-    if as_json:
-        echo_json({"ok": False, "problems": [problem]})
-    raise typer.Exit(INTERRUPTED)
+    if not any(replay.num_requests for replay in replays):
+        if not interrupted:
+            raise ConfigError(problem)
+        typer.echo(problem, err=True)
+        if as_json:
+            echo_json({"ok": False, "problems": [problem]})
+        raise typer.Exit(INTERRUPTED)
+    left = [plan.label for plan in plans[len(replays) :]]
+    if left:
+        typer.echo(f"interrupted before it was replayed: {', '.join(left)}", err=True)
+    return replays, interrupted
 
 
 @contextmanager
@@ -209,9 +222,13 @@ def errors_only() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _write(replays: Sequence[Replay], about: Mapping[str, object], folder: Path, name: str) -> None:
+def _write(
+    replays: Sequence[Replay], about: Mapping[str, object], folder: Path | None, name: str
+) -> None:
     from kvtiers.simulate.report import write_report
 
+    if folder is None:
+        return
     written, missing = write_report(replays, folder, f"simulate-{name}".lower(), about)
     for path in written:
         typer.echo(f"wrote {path}", err=True)
@@ -225,15 +242,15 @@ def show(replays: Sequence[Replay]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from kvtiers.simulate.report import notes, rows, summary
+    from kvtiers.simulate.report import notes, requests_text, rows, summary
 
     first, console = replays[0], Console(markup=False)
     for text in summary(replays):
         console.print(text, markup=False)
     table = Table(
-        title=f"{first.title}: {first.num_requests:,} requests in {first.seconds:,.0f} s, on paper"
+        title=f"{first.title}: {requests_text(first)} in {first.seconds:,.0f} s, on paper"
         + ("" if all(replay.complete for replay in replays) else ", PARTIAL"),
-        caption="Shares are of the prompt tokens: hits of all tiers and computed are all of them. "
+        caption="Shares of hits and computed are of the prompt tokens, and add up to all of them. "
         "Infinite cache: what one that forgets nothing would hit.",
         box=box.SIMPLE_HEAVY,
     )

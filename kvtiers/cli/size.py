@@ -36,7 +36,10 @@ _BLOCK_TOKENS: Final = 512  # to which smaller blocks are put together: replays 
 _POLICIES: Final = ("lru", "arc", "s3-fifo", "w-tinylfu", "cost")  # adaptive follows the best
 
 NOT_MET: Final = 1
-"""Exit code when no size that was replayed meets the goal."""
+"""Exit code when no size meets the goal."""
+
+NOT_KNOWN: Final = 3
+"""Exit code when time was up before it was known whether one does."""
 
 
 def size(  # noqa: PLR0913, PLR0917 - one parameter an option
@@ -73,11 +76,11 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
 ) -> None:
     """Find how much DRAM and NVMe a trace needs to meet a goal, and what an fp8 cache changes.
 
-    As many sizes are replayed as prove which is cheapest. Ctrl-C tells what was found: exit 130.
+    As many sizes are replayed as prove it. Ctrl-C and SIGTERM tell what was found: exit code 130.
     """
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
-    with input_errors(as_json):
+    with terminable(), input_errors(as_json):
         from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.sizing import SizingPlan
 
@@ -126,7 +129,7 @@ def _wanted(goal: str, price: Sequence[str]) -> dict[str, Any]:
 
 
 def _tell(sizing: Sizing, about: Mapping[str, object], as_json: bool) -> None:
-    """Print the answer; exits with `NOT_MET` where there is none."""
+    """Print the answer; exits with a code that says so where there is none."""
     if as_json:
         from kvtiers.simulate.sizing_report import plain
 
@@ -136,7 +139,7 @@ def _tell(sizing: Sizing, about: Mapping[str, object], as_json: bool) -> None:
     if sizing.interrupted:
         raise typer.Exit(INTERRUPTED)
     if not sizing.met:
-        raise typer.Exit(NOT_MET)
+        raise typer.Exit(NOT_MET if sizing.final.decided else NOT_KNOWN)
 
 
 def _read(path: Path | None, generate: Any, num: int | None, block_size: int | None) -> Any:
@@ -166,7 +169,7 @@ def _run(plan: SizingPlan, quiet: bool) -> Sizing:
     """Search, and show how far it is."""
     from kvtiers.simulate.sizing_run import size_tiers
 
-    with terminable(), errors_only(), progress_bar(_BAR_WIDTH, quiet=quiet) as bar:
+    with errors_only(), progress_bar(_BAR_WIDTH, quiet=quiet) as bar:
 
         def told(what: str) -> Any:
             task = bar.add_task(what, total=None)
@@ -178,7 +181,7 @@ def _run(plan: SizingPlan, quiet: bool) -> Sizing:
                 seconds = bar.tasks[task].elapsed or 0.0
                 bar.update(task, visible=False)  # bars are for what runs; a line stays of the rest
                 if num and not quiet:
-                    bar.console.print(f"{what:<{_BAR_WIDTH}} {num:,} in {seconds:,.0f} s")
+                    bar.console.print(f"{what:<{_BAR_WIDTH}} {seconds:,.0f} s")
 
             return follow
 
@@ -217,6 +220,8 @@ def _write(
         typer.echo(f"wrote {write_config}", err=True)
     elif write_config is not None:
         why = "it is met without tiers" if met else "no size meets it"
+        if not sizing.final.decided:
+            why = "it was stopped before it was known whether a size meets it"
         typer.echo(
             f"{write_config} was not written: there is no YAML for the goal, {why}", err=True
         )
@@ -252,9 +257,12 @@ def _show(sizing: Sizing) -> None:
     curve = curve_rows(sizing.final)
     for it in (sizing, sizing.more):
         if it is not None:
-            dtypes, many = dtype_rows(it), f", {it.num_engines} engines" if sizing.more else ""
+            dtypes, many = dtype_rows(it), ""
+            if sizing.more is not None:
+                many = ", one engine" if it.num_engines == 1 else f", {it.num_engines} engines"
             shown(f"What the data type of the KV cache changes{many}", dtypes[0], dtypes[1:], 1)
-    shown("What was replayed", HEADER, trial_rows(sizing), 4)
+    if trials := trial_rows(sizing):
+        shown("What was replayed", HEADER, trials, 4)
     shown("What larger tiers hit, and what twice the size adds", curve[0], curve[1:], 1)
     for text in details(sizing):
         console.print(text, markup=False)

@@ -1,4 +1,4 @@
-"""Lets SIGTERM end a verb as Ctrl-C does, so that what it made on disk is removed."""
+"""Lets SIGTERM end a verb as Ctrl-C does: it tells what it has, and removes what it made."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from kvtiers.connector.backlog import Backlog
 from kvtiers.connector.build import check_hellos, control_settings, cost_model
 from kvtiers.connector.in_step import may_load_in_step
 from kvtiers.connector.lasting import Lasting, LastingStores
-from kvtiers.connector.offers import offer, offer_all
+from kvtiers.connector.offers import Offers
 from kvtiers.connector.requests import RequestState
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import BlockIds, Reload, Step
@@ -51,9 +51,8 @@ class SchedulerConnector:
         self._lasting: Lasting | None = None
         self._requests: dict[str, RequestState] = {}
         self._backlog = Backlog()
-        self._ended: list[RequestState] = []
+        self._offers = Offers(self.counters)
         self._sync: list[JobId] = []
-        self._unconfirmed: set[JobId] = set()  # reloads in a step that ranks have not answered
         self._filled: list[int] = []
 
     # -- start ------------------------------------------------------------------------
@@ -188,7 +187,7 @@ class SchedulerConnector:
         job_id = self.controller.allocated(asked, self._clock())
         if in_step:
             self._sync.append(job_id)
-            self._unconfirmed.add(job_id)
+            self._offers.loads_in_step(job_id)
 
     def will_fill(self, block_ids: BlockIds) -> None:
         """Note that somebody will write into engine blocks, whoever it is: running offloads read
@@ -209,9 +208,7 @@ class SchedulerConnector:
         self._left(request_id)
         if any(block_ids):
             state.block_ids = [list(group) for group in block_ids]
-            self._ended.append(state)
-            if not self._unconfirmed:
-                self._offer_ended()
+            self._offers.ended(self.controller, state)
 
     def preemption(
         self,
@@ -230,6 +227,11 @@ class SchedulerConnector:
         state.derive_keys(self.shape.hashes_per_block)
         return self.controller.preemption(state.keys, num_tokens, num_sequences, mode, around)
 
+    def swapped(self, request_id: str) -> None:
+        """Note a victim that is swapped out, ahead of the step that names it preempted: it is
+        reloaded later whatever that costs, for that is decided."""
+        self.controller.swapped(request_id)
+
     # -- once per step ----------------------------------------------------------------
 
     def schedule(self, step: Step) -> StepOrders:
@@ -239,11 +241,11 @@ class SchedulerConnector:
             state = self._requests.get(request_id)
             if state is not None:
                 state.leave_windows(self.shape.windows, self._block_size)
-                offer_all(self.controller, self.counters, state)
+                self._offers.offer_all(controller, state)
                 state.lose_blocks()
                 controller.preempted(request_id)
                 self._left(request_id, again=True)
-        self._offer_ended()
+        self._offers.scheduled(controller)
         controller.hold_before()
         controller.overwritten(step.overwritten)
         controller.overwritten(self._filled)
@@ -271,8 +273,7 @@ class SchedulerConnector:
             if load is not None:
                 self._loaded(load, completion.job_id)
                 done.append(load)
-        if not self._unconfirmed:
-            self._offer_ended()
+        self._offers.confirmed(self.controller)
         self.controller.cost.observe_links(report.links)
         self._accounts.reported(report)
         return done
@@ -296,7 +297,7 @@ class SchedulerConnector:
     def distrust(self) -> None:
         """Serve nothing that the last steps offloaded: the engine has taken their tokens back."""
         self.controller.distrust()
-        self._ended.clear()
+        self._offers.distrust()
         for state in self._requests.values():
             state.rewind()
 
@@ -308,7 +309,7 @@ class SchedulerConnector:
         Returns:
             whether a later start will know of it.
         """
-        self._ended.clear()
+        self._offers.distrust()
         self.controller.reset()
         recorded = self.lasting.renew()
         for state in self._requests.values():
@@ -365,15 +366,7 @@ class SchedulerConnector:
         elif len(state.block_ids[0]) < num_full:
             state.see_blocks(block_ids(request_id))
         if self._eager:
-            offer(self.controller, self.counters, state)
-
-    def _offer_ended(self) -> None:
-        """Offer the blocks of requests that ended, once it is known that they are true."""
-        ended, self._ended = self._ended, []
-        if self._unconfirmed:
-            return  # some hold blocks of a load that nobody has confirmed
-        for state in ended:
-            offer_all(self.controller, self.counters, state)
+            self._offers.offer(self.controller, state)
 
     def _offer_again(self) -> None:
         """Offer all blocks of requests that run again: what DRAM has is not copied twice."""
@@ -388,13 +381,12 @@ class SchedulerConnector:
 
     def _loaded(self, load: LoadDone, job_id: JobId) -> None:
         self._backlog.loaded(load.request_id, load.num_failed * self._block_size)
-        in_step = job_id in self._unconfirmed
+        in_step = self._offers.loaded(job_id)
         self._accounts.loaded(load, self._requests.get(load.request_id), in_step=in_step)
-        self._unconfirmed.discard(job_id)
         if not load.num_failed:
             return
         self._offer_again()
         if in_step:  # the engine takes computed tokens back, also of requests that share blocks
-            self._ended.clear()
+            self._offers.distrust()
             for state in self._requests.values():
                 state.num_full = 0

@@ -192,6 +192,7 @@ class Controller:
     def admitted(self, request_id: str) -> None:
         """Note that a request waits no more: nothing is brought ahead for it any longer."""
         self._prefetches.left(request_id)
+        self.outlook.returned(request_id)
 
     def allocated(self, load: LoadRequest, now: float) -> JobId:
         """Start the reload of blocks that the engine has made room for."""
@@ -246,6 +247,7 @@ class Controller:
     def finished(self, request_id: str) -> None:
         """Forget a request that finished, was aborted, or left the queue."""
         self.outlook.running.discard(request_id)
+        self.outlook.returned(request_id)
         self._prefetches.left(request_id)
         self._asked.pop(request_id, None)
         self._barred.discard(request_id)
@@ -256,6 +258,10 @@ class Controller:
         self.outlook.running.discard(request_id)
         self._asked.pop(request_id, None)
         self._barred.discard(request_id)
+
+    def swapped(self, request_id: str) -> None:
+        """Note a victim that is swapped out: it is reloaded whatever that costs."""
+        self.outlook.must_return(request_id)
 
     def answered(self, answer: Presence) -> None:
         """Take in what a shared store holds; an answer of an earlier epoch says nothing."""

@@ -22,7 +22,13 @@ from kvtiers.model.errors import ProtocolError
 from kvtiers.model.keys import BlockKey, pack_keys
 from kvtiers.model.messages import DRAM, NO_SLOT, Transfer, TransferKind, UInt8s, int64s
 from kvtiers.model.outcome import Outcome
-from kvtiers.observe.metrics import Counters
+from kvtiers.observe.metrics import (
+    BLOCKS_DEMOTED,
+    BLOCKS_FAILED,
+    BLOCKS_OFFLOADED,
+    OFFLOADS_DROPPED,
+    Counters,
+)
 
 _OK: Final = int(Outcome.OK)
 
@@ -246,20 +252,20 @@ class OffloadDesk:
         if held or row.key in self._places.false:
             return
         if not self._gates.most_writes(idx):
-            self._counters.add("kvtiers_offloads_dropped_total", (f"off_{store.name}",))
+            self._counters.add(OFFLOADS_DROPPED, (f"off_{store.name}",))
             return
         worth = admission.worth(row.key, position)
         admission.offered(row.key)
         if not worth:
-            self._counters.add("kvtiers_offloads_dropped_total", ("not_admitted",))
+            self._counters.add(OFFLOADS_DROPPED, ("not_admitted",))
             return
         budget = self._budgets[idx]
         if budget is not None and budget.affordable_nbytes(self._now) < store.frame_nbytes:
-            self._counters.add("kvtiers_offloads_dropped_total", (f"over_budget_{store.name}",))
+            self._counters.add(OFFLOADS_DROPPED, (f"over_budget_{store.name}",))
             return
         entry = None if tier is None else tier.reserve(row.key, row.parent)
         if entry is None and tier is not None:
-            self._counters.add("kvtiers_offloads_dropped_total", (f"no_room_{store.name}",))
+            self._counters.add(OFFLOADS_DROPPED, (f"no_room_{store.name}",))
             return
         if entry is not None:
             entry.position = position
@@ -275,9 +281,9 @@ class OffloadDesk:
         # Some rank refused the block, or the engine took its tokens back: others wrote it in vain.
         false = row.false or (row.entry is not None and row.entry.doomed)
         if outcome is Outcome.OK:
-            self._counters.add("kvtiers_blocks_demoted_total", (name,))
+            self._counters.add(BLOCKS_DEMOTED, (name,))
         else:
-            self._counters.add("kvtiers_blocks_failed_total", (outcome.name.lower(),))
+            self._counters.add(BLOCKS_FAILED, (outcome.name.lower(),))
         if outcome is Outcome.OK and believed and row.entry is not None:
             self._dram.back(row.entry)
         if tier is not None and entry is not None:
@@ -300,9 +306,9 @@ class OffloadDesk:
                 num_landed += 1
             else:
                 self._dram.abandon(row.entry)
-                self._counters.add("kvtiers_blocks_failed_total", (Outcome(outcome).name.lower(),))
+                self._counters.add(BLOCKS_FAILED, (Outcome(outcome).name.lower(),))
         if num_landed:
-            self._counters.add("kvtiers_blocks_offloaded_total", (DRAM,), num_landed)
+            self._counters.add(BLOCKS_OFFLOADED, (DRAM,), num_landed)
         self._fences.read([row.block_id for row in job.rows], job.job_id)
 
     def _drain_to_low_watermark(self, job: Job) -> None:

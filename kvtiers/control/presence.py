@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Final
 
 from kvtiers.model.keys import BlockKey, unpack_keys
-from kvtiers.model.messages import Presence
+from kvtiers.model.messages import NOT_LOOKED_UP, Presence
 
 _REMEMBERED: Final = 1 << 20
 FRESH_SECONDS: Final = 60.0  # a store that evicts by last access keeps a block for longer
@@ -62,13 +62,15 @@ class PresenceTable:
         return until == math.inf and self._now < since + FRESH_SECONDS
 
     def answered(self, answer: Presence) -> None:
-        """Take in an index reader's answer.
+        """Take in an index reader's answer; what was not looked up in time stays as it was.
 
         Raises:
             ValueError: the answer has another number of flags than of keys.
         """
         keys = list(unpack_keys(answer.keys))
         for key, present in zip(keys, answer.present.tolist(), strict=True):
+            if present == NOT_LOOKED_UP:
+                continue
             self._believe(answer.store, key, math.inf if present else self._now + ABSENT_SECONDS)
 
     def wrote(self, store: str, key: BlockKey) -> None:

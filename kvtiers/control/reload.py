@@ -25,7 +25,7 @@ from kvtiers.model.messages import (
     UInt8s,
 )
 from kvtiers.model.outcome import Outcome
-from kvtiers.observe.metrics import Counters
+from kvtiers.observe.metrics import BLOCKS_FAILED, BLOCKS_PROMOTED, BLOCKS_RELOADED, Counters
 
 ABSENT = 255  # in `Match.sources`: no tier has the block
 _UNKNOWN = 254  # no tier is known to have it, a shared store has not said
@@ -299,11 +299,11 @@ class ReloadDesk:
                 loaded[row.source] += 1
             else:
                 failed += 1
-                self._counters.add("kvtiers_blocks_failed_total", (Outcome(outcome).name.lower(),))
+                self._counters.add(BLOCKS_FAILED, (Outcome(outcome).name.lower(),))
         names = (DRAM, *(store.name for store in self._settings.stores))
         for name, num_blocks in zip(names, loaded, strict=True):
             if num_blocks and job.kind is TransferKind.RELOAD:
-                self._counters.add("kvtiers_blocks_reloaded_total", (name,), num_blocks)
+                self._counters.add(BLOCKS_RELOADED, (name,), num_blocks)
         return sum(loaded), failed
 
     def closed(self, job: Job) -> None:
@@ -370,7 +370,7 @@ class ReloadDesk:
             if ok:
                 self._dram.commit(entry)
                 self._dram.back(entry)
-                self._counters.add("kvtiers_blocks_promoted_total", ())
+                self._counters.add(BLOCKS_PROMOTED, ())
             else:
                 self._dram.abandon(entry)
         elif not ok and outcome != Outcome.TIMED_OUT and entry.residence is Residence.READY:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -118,7 +118,7 @@ class EngineMemory:
         if max_model_len is not None and max_model_len > room:
             raise CapacityError(
                 f"one sequence of max_model_len {max_model_len:,} does not fit the KV pool of "
-                f"{room:,} tokens. Any of these helps: {'; '.join(self._remedies(max_model_len))}"
+                f"{room:,} tokens. {_helps(self._remedies(max_model_len))}"
             )
 
     def _no_room(self) -> str:
@@ -133,7 +133,7 @@ class EngineMemory:
             text += ": the model does not even load"
         each = list(self._any_of())
         if each:
-            return f"{text}. Any of these helps: {'; '.join(each)}"
+            return f"{text}. {_helps(each)}"
         return (
             f"{text}. None of the knobs helps on its own: take a device with more memory, or "
             "several of: fp8 weights, tensor parallelism, a higher utilization"
@@ -168,8 +168,8 @@ class EngineMemory:
         utilization = self.utilization + missing / self.hardware.memory_nbytes.value
         if utilization <= _MOST_UTILIZATION:
             remedies.append(f"a utilization of {utilization + 0.005:.2f}")
-        if self.kv_dtype != "fp8":
-            tokens = self.with_kv_dtype("fp8").pool.num_tokens
+        tokens = self.with_kv_dtype("fp8").pool.num_tokens
+        if self.kv_dtype != "fp8" and tokens >= max_model_len:
             remedies.append(f"an fp8 KV cache ({tokens:,} tokens)")
         ranks = self._least_ranks(max_model_len)
         if ranks is not None:
@@ -230,6 +230,11 @@ def prefill_chunks(num_tokens: int, budget: int, num_decodes: int = 0) -> tuple[
             f"{_MOST_CHUNKS:,} are listed; give a shorter prompt, or raise max_num_batched_tokens"
         )
     return (left,) * whole + ((rest,) if rest else ())
+
+
+def _helps(remedies: Sequence[str]) -> str:
+    each = "This helps" if len(remedies) == 1 else "Any of these helps"
+    return f"{each}: {'; '.join(remedies)}"
 
 
 def _gb(nbytes: float) -> str:

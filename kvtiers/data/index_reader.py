@@ -19,7 +19,7 @@ from kvtiers.data.lmdb_access import LMDBAccess
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
 from kvtiers.model.errors import KVTiersError
 from kvtiers.model.keys import KEY_NBYTES, BlockKey, StoreKey, unpack_keys
-from kvtiers.model.messages import Lookup, Presence, UInt8s
+from kvtiers.model.messages import NOT_LOOKED_UP, Lookup, Presence, UInt8s
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,9 @@ class IndexReader:
     """Answers `Lookup` by `Presence`: a key is present if a store holds every rank's frame of it.
 
     Lookups take turns, a piece of each at a time, and every piece is answered as soon as it is
-    known, so that a long one delays no other. What is not looked up in time is answered absent, and
-    so is everything of a store that is away: a lookup always has all its answers in the end.
+    known, so that a long one delays no other. What is not looked up in time is answered as that, so
+    that it may be asked again; everything of a store that is away is absent. A lookup always has
+    all its answers in the end.
 
     It only reads, and notes no access. Give it settings, not stores: it lives in the scheduler's
     process, and shares the environment with a store that happens to be in the same.
@@ -145,7 +146,7 @@ class IndexReader:
                 self._advance(item)
             except Exception:  # thread top: a lookup that fails must not end the others
                 logger.exception("a lookup in %s failed", item.lookup.store)
-                self._answer_absent(item)
+                self._answer_rest(item, 0)
 
     def _next(self) -> _Question | int | None:
         """Wait for what is asked; None if it is nothing for a while, or no longer."""
@@ -157,7 +158,7 @@ class IndexReader:
     def _advance(self, question: _Question) -> None:
         """Answer one piece of a lookup, and put the rest at the end of the queue."""
         if self._clock() > question.asked + self._lookup_seconds:
-            self._answer_absent(question)
+            self._answer_rest(question, NOT_LOOKED_UP)
             return
         column = question.lookup.keys
         end = min(len(column), question.start + PIECE_KEYS * KEY_NBYTES)
@@ -195,9 +196,9 @@ class IndexReader:
     def _names(self, keys: Sequence[BlockKey]) -> list[list[StoreKey]]:
         return [[space.name(key) for space in self._key_spaces] for key in keys]
 
-    def _answer_absent(self, question: _Question) -> None:
+    def _answer_rest(self, question: _Question, flag: int) -> None:
         rest = question.lookup.keys[question.start :]
-        self._answer(question, rest, np.zeros(len(rest) // KEY_NBYTES, np.uint8))
+        self._answer(question, rest, np.full(len(rest) // KEY_NBYTES, flag, np.uint8))
 
     def _answer(self, question: _Question, piece: bytes, flags: UInt8s) -> None:
         question.start += len(piece)

@@ -25,6 +25,7 @@ DRAM: Final = "dram"
 RELEASED: Final = "released"
 NO_SLOT: Final = -1
 NO_BLOCK: Final = -1  # a position without an engine block: outside a sliding window
+NOT_LOOKED_UP: Final = 2  # in `Presence.present`: there was no time for it; ask again
 
 
 def int64s(values: object) -> Int64s:
@@ -162,7 +163,7 @@ class Presence:
     """The answer to a `Lookup`; a hint, since another process may evict at any time.
 
     Attributes:
-        present: one flag (0 or 1) per key. epoch: of the question.
+        present: one flag per key: 0, 1, or `NOT_LOOKED_UP`. epoch: of the question.
         seconds: from the question to this answer.
     """
 

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: ``64GiB``, ``5ms``."""
+"""Sizes, durations and numbers of things as people write them: ``64GiB``, ``5ms``, ``1 block``."""
 
 from __future__ import annotations
 
@@ -132,6 +132,16 @@ def _split(text: str, units: Iterable[str], noun: str, example: str) -> tuple[st
     likely = likely or [u for u in reversed(units) if u.casefold().startswith(unit.casefold())]
     hint = " or ".join(f"{number}{u}" for u in likely) or f"one of {choices}"
     raise ValueError(f"{text!r} has the unknown unit {unit!r}; write {hint}")
+
+
+def counted(num: int, what: str) -> str:
+    """Return a number of things in words.
+
+    Args:
+        what: one of them, beginning with the word that takes an s, such as ``block of 16 tokens``.
+    """
+    noun, *rest = what.split(" ", 1)
+    return " ".join([f"{num:,}", noun if num == 1 else f"{noun}s", *rest])
 
 
 def whole_mib(nbytes: int) -> str:

@@ -35,15 +35,15 @@ class ArrivalPlan:
         if self.concurrency is not None and self.concurrency < 1:
             raise ConfigError(f"{self.concurrency} sessions at a time; must be at least 1")
 
-    def of(self, requests: Sequence[TraceRequest]) -> Arrivals:
+    def of(self, requests: Sequence[TraceRequest]) -> ArrivalProcess:
         """Return the arrivals of requests, which are named by their positions."""
         if self.concurrency is None:
-            return OpenLoop(requests, self.speed)
-        return ClosedLoop(requests, self.concurrency, self.speed)
+            return OpenLoopArrivals(requests, self.speed)
+        return ClosedLoopArrivals(requests, self.concurrency, self.speed)
 
 
-class Arrivals(Protocol):
-    """Hands out requests, each once."""
+class ArrivalProcess(Protocol):
+    """Hands out the positions of a trace's requests, each once, with their times."""
 
     @property
     def next_at(self) -> float | None:
@@ -59,7 +59,7 @@ class Arrivals(Protocol):
         ...
 
 
-class OpenLoop:
+class OpenLoopArrivals:
     """Requests come at their times; the first one at 0."""
 
     def __init__(self, requests: Sequence[TraceRequest], speed: float) -> None:
@@ -69,11 +69,11 @@ class OpenLoop:
 
     @property
     def next_at(self) -> float | None:
-        """See `Arrivals`."""
+        """See `ArrivalProcess`."""
         return self._times[self._next] if self._next < len(self._times) else None
 
     def take(self, now: float) -> list[tuple[int, float]]:
-        """See `Arrivals`."""
+        """See `ArrivalProcess`."""
         taken = []
         while self._next < len(self._times) and self._times[self._next] <= now:
             taken.append((self._next, self._times[self._next]))
@@ -81,10 +81,10 @@ class OpenLoop:
         return taken
 
     def ended(self, position: int, now: float) -> None:
-        """See `Arrivals`; changes nothing here."""
+        """See `ArrivalProcess`; changes nothing here."""
 
 
-class ClosedLoop:
+class ClosedLoopArrivals:
     """So many sessions run at a time; when one is over, the next begins.
 
     A session's request comes when the one before it has ended and its user has thought: as long as
@@ -106,11 +106,11 @@ class ClosedLoop:
 
     @property
     def next_at(self) -> float | None:
-        """See `Arrivals`."""
+        """See `ArrivalProcess`."""
         return self._due[0][0] if self._due else None
 
     def take(self, now: float) -> list[tuple[int, float]]:
-        """See `Arrivals`."""
+        """See `ArrivalProcess`."""
         taken = []
         while self._due and self._due[0][0] <= now:
             time, position = heapq.heappop(self._due)
@@ -119,7 +119,7 @@ class ClosedLoop:
         return taken
 
     def ended(self, position: int, now: float) -> None:
-        """See `Arrivals`."""
+        """See `ArrivalProcess`."""
         rest = self._rest.pop(position)
         if not rest:
             self._begin(now)

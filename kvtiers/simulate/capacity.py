@@ -15,6 +15,7 @@ from kvtiers.cost.engine_memory import (
 )
 from kvtiers.cost.hardware import Figure
 from kvtiers.cost.model_source import load_shape
+from kvtiers.model.units import counted
 from kvtiers.simulate.on_device import OnDevice
 
 
@@ -76,15 +77,26 @@ class CapacityResult:
     @property
     def summary(self) -> str:
         """The answer in a few words."""
-        context = _counted(self.plan.average_context, "token")
+        context = counted(self.plan.average_context, "token")
         held = [
             f"{pool.num_tokens:,} tokens of KV in {pool.kv_dtype}, "
-            f"{_counted(pool.num_seqs, 'sequence')} of {context}"
+            f"{counted(pool.num_seqs, 'sequence')} of {context}"
             for pool in self.pools
         ]
         return (
             f"{self.title} holds {'; or '.join(held)}. What a trace gains from DRAM and NVMe below "
             "it: kvtiers size."
+        )
+
+    @property
+    def steps(self) -> str:
+        """How long the prompt takes, in words."""
+        plan = self.plan
+        beside = f" beside {counted(plan.num_decodes, 'decode')}" if plan.num_decodes else ""
+        return (
+            f"A prompt of {counted(plan.prompt_tokens, 'token')} takes "
+            f"{counted(len(self.chunks), 'step')}{beside}: {counted(self.chunks[0], 'token')} in "
+            "the first."
         )
 
     def to_plain(self) -> dict[str, Any]:
@@ -136,24 +148,24 @@ def _pool(plan: CapacityPlan, memory: EngineMemory) -> PoolSize:
 
 
 def _notes(plan: CapacityPlan, memory: EngineMemory, pool: PoolSize) -> list[str]:
-    notes = []
+    notes, context = [], counted(plan.average_context, "token")
     if not pool.num_seqs_by_kv:
         notes.append(
-            f"KV does not hold one sequence of {plan.average_context:,} tokens: it would be "
-            f"refused, or preempt itself. The pool has {pool.num_tokens:,} tokens; cap the "
-            "context, or add capacity (fp8, tensor parallelism)."
+            f"KV does not hold one sequence of {context}: it would be refused, or preempt itself. "
+            f"The pool has {pool.num_tokens:,} tokens; cap the context, or add capacity (fp8, "
+            "tensor parallelism)."
         )
     elif pool.limit is Limit.KV and pool.num_seqs < plan.max_num_seqs:
         notes.append(
-            f"KV binds: it holds {pool.num_seqs:,} sequences of {plan.average_context:,} tokens, "
-            f"max_num_seqs is {plan.max_num_seqs:,}. The others are preempted again and again "
-            f"instead of served: set max_num_seqs to about {max(1, pool.num_seqs):,}, cap the "
-            "context, or add capacity (fp8, tensor parallelism, a lower tier)."
+            f"KV binds: it holds {counted(pool.num_seqs, 'sequence')} of {context}, max_num_seqs "
+            f"is {plan.max_num_seqs:,}. The others are preempted again and again instead of "
+            f"served: set max_num_seqs to about {max(1, pool.num_seqs):,}, cap the context, or "
+            "add capacity (fp8, tensor parallelism, a lower tier)."
         )
     elif pool.limit is Limit.MAX_NUM_SEQS:
         notes.append(
-            f"max_num_seqs binds: KV would hold {pool.num_seqs_by_kv:,} sequences of "
-            f"{plan.average_context:,} tokens. What is left of the pool is prefix cache."
+            f"max_num_seqs binds: KV would hold {counted(pool.num_seqs_by_kv, 'sequence')} of "
+            f"{context}. What is left of the pool is prefix cache."
         )
     if plan.max_model_len is None:
         notes.append("The longest sequence was not checked; give --max-model-len.")
@@ -171,7 +183,3 @@ def _assumptions(memory: EngineMemory) -> dict[str, Figure]:
         found["runtime, bytes"] = RUNTIME_NBYTES
         found["activations, bytes a token of a step and unit of hidden size"] = ACTIVATION_NBYTES
     return found
-
-
-def _counted(num: int, what: str) -> str:
-    return f"{num:,} {what}" + ("" if num == 1 else "s")

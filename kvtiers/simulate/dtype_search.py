@@ -9,8 +9,8 @@ from typing import Final
 from kvtiers.simulate.estimate import Guess
 from kvtiers.simulate.frontier import Frontier, largest
 from kvtiers.simulate.goal import Goal, GoalKind
-from kvtiers.simulate.replay import Replay
 from kvtiers.simulate.replay_job import TooSmall
+from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.sizes import Size
 from kvtiers.simulate.sizing import Proof, SizingPlan, Trial
 

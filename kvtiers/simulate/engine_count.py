@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvtiers.simulate.replay import Replay
 from kvtiers.simulate.replay_job import ReplayJob
 from kvtiers.simulate.replay_pool import ReplayPool
+from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.sizes import Size
 from kvtiers.simulate.sizing import EngineTry, SizingPlan
 

@@ -81,7 +81,7 @@ class Goal:
             return f"p90 TTFT of at most {much}"
         if self.kind is GoalKind.HIT_RATE:
             return f"hit rate of at least {100 * self.value:.4g}%"
-        return f"lowest p90 TTFT for {self.value:g}"
+        return f"lowest p90 TTFT for a price of at most {self.value:g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Final
 
 from kvtiers.simulate.engine_count import Make
 from kvtiers.simulate.estimate import Guess
-from kvtiers.simulate.replay import Replay
 from kvtiers.simulate.replay_job import ReplayJob
 from kvtiers.simulate.replay_pool import ReplayPool
+from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.sizes import Size
 from kvtiers.simulate.sizing import EngineTry
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvtiers.cost.links import write_link
@@ -19,17 +19,14 @@ from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config
 from kvtiers.model.errors import ConfigError
 from kvtiers.observe.metrics import BLOCKS_FAILED, BYTES_COPIED, OFFLOADS_DROPPED, Series
-from kvtiers.simulate.arrivals import ArrivalPlan, Arrivals
+from kvtiers.simulate.arrivals import ArrivalPlan, ArrivalProcess
 from kvtiers.simulate.machine import MachinePlan, not_modelled
 from kvtiers.simulate.measures import HBM, Percentiles, Repeated, Timeline, TokenSums
+from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.share import servable
 from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hits
 
 DAY_SECONDS: Final = 86_400.0
-_LATE: Final = 16  # requests that may wait when the last one comes, of an engine that keeps up
-_LATE_SHARE: Final = 0.01  # or so many of all
-_LATE_LOAD: Final = 1.02  # or as long as they were served this soon
-_LONG_WAIT_SECONDS: Final = 60.0  # that one in ten may wait, of an engine that keeps up
 
 Progress = Callable[[int, int], None]
 """Told how many requests have ended, and how many there are."""
@@ -60,98 +57,6 @@ class ReplayPlan:
             raise ConfigError(f"a replay of {self.max_seconds} seconds at most; must be at least 0")
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What came of it; times in seconds of the virtual clock, after the warm-up.
-
-    Attributes:
-        complete: whether every request was served, and none given up for want of time.
-        interrupted: whether that is because of a KeyboardInterrupt.
-        num_skipped: requests longer than the engine allows. longest: tokens that it allows.
-        config: the tiers, as plain data; None without any.
-        concurrency: sessions at a time, of a closed loop; None: requests came at their times.
-        began_seconds: of the first measured arrival, on the clock of the timeline.
-        seconds: from then to the end. arrival_seconds: to the last arrival.
-        num_late: requests that had not been admitted when the last one came.
-        wait: from the arrivals to the first admissions.
-        infinite_hit_rate: of a cache that forgets nothing, on the same requests, in the trace's
-            blocks, the last of which may be a part.
-        num_computed_tokens: by the engine, of prompts and outputs, again or for the first time.
-        num_reloaded_tokens: brought from below HBM, over all admissions: recompute avoided.
-        num_recomputed_tokens: computed once more after a preemption: recompute caused.
-        saved_seconds: of prefill, that the hits of the first admissions spared, predicted.
-        written_nbytes: store to bytes, on all its devices.
-        written_nbytes_per_device_day: at that rate, on each of them.
-        dropped: reason to blocks that were not offloaded. failed: outcome to blocks.
-        advice: what to do where the engine thrashed.
-        ignored: options of the configuration that a replay does not model.
-        cpu_seconds: that the replay took. num_steps: of the engine.
-    """
-
-    label: str
-    title: str
-    complete: bool
-    interrupted: bool
-    num_requests: int
-    num_warmup: int
-    num_skipped: int
-    longest: int
-    config: Mapping[str, Any] | None
-    concurrency: int | None
-    began_seconds: float
-    seconds: float
-    arrival_seconds: float
-    num_late: int
-    wait: Percentiles
-    ttft: Percentiles
-    tpot: Percentiles
-    itl: Percentiles
-    e2e: Percentiles
-    output_tokens_per_second: float
-    prompt_tokens_per_second: float
-    requests_per_second: float
-    tokens: TokenSums
-    infinite_hit_rate: float
-    num_computed_tokens: int
-    num_reloaded_tokens: int
-    num_recomputed_tokens: int
-    saved_seconds: float
-    num_preemptions: int
-    num_swaps: int
-    written_nbytes: Mapping[str, int]
-    written_nbytes_per_device_day: Mapping[str, float]
-    dropped: Mapping[str, int]
-    failed: Mapping[str, int]
-    advice: Sequence[str]
-    ignored: Sequence[str]
-    timeline: Timeline
-    cpu_seconds: float
-    num_steps: int
-
-    @property
-    def keeps_up(self) -> bool:
-        """Whether requests came no faster than they were served: nine in ten never waited long,
-        and hardly any did at the end, or all were served soon after."""
-        few = self.num_late <= max(_LATE, _LATE_SHARE * self.num_requests)
-        soon = (self.wait.p90 or 0.0) <= _LONG_WAIT_SECONDS
-        return self.complete and soon and (few or self.load <= _LATE_LOAD)
-
-    @property
-    def load(self) -> float:
-        """Times of the arrivals that serving took; above 1 where the queue only grew."""
-        return self.seconds / self.arrival_seconds if self.arrival_seconds > 0 else 1.0
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        names = [name for name in self.__dataclass_fields__ if name != "timeline"]
-        plain = {name: getattr(self, name) for name in names}
-        for name in ("wait", "ttft", "tpot", "itl", "e2e", "tokens"):
-            plain[name] = asdict(plain[name])
-        plain["hit_rate"] = self.tokens.hit_rate
-        plain["timeline"] = self.timeline.to_plain()
-        return plain
-
-
 def replay(plan: ReplayPlan, progress: Progress | None = None) -> Replay:
     """Run it. A KeyboardInterrupt ends it with what it has.
 
@@ -177,7 +82,7 @@ class _Drive:
         self._plan = plan
         self._engine = engine
         self._requests = requests
-        self._arrivals: Arrivals = plan.arrivals.of(requests)
+        self._arrivals: ArrivalProcess = plan.arrivals.of(requests)
         self._num_warmup = int(plan.warmup * len(requests))
         self._turn: dict[int, int] = {}  # position to how many came before, in order of arrival
         self._served: list[Served] = []
@@ -273,16 +178,12 @@ class _Drive:
 
     def result(self, settings: EngineSettings) -> Replay:
         """Return what came of it."""
-        engine, served, plan = self._engine, self._served, self._plan
-        seconds = max(engine.now - (self._began or 0.0), 1e-9)
-        counted = self._counted()
-        written = {
-            tier.name: int(counted.get((BYTES_COPIED, (write_link(tier.name),)), 0))
-            * plan.machine.tensor_parallel_size
-            for tier in (plan.config.stores if plan.config else ())
-        }
+        served, plan, counted = self._served, self._plan, self._counted()
+        seconds = max(self._engine.now - (self._began or 0.0), 1e-9)
+        prompts = [it.num_prompt_tokens for it in served]
+        short = [num for num in prompts if num <= settings.hash_tokens]
+        written, gauges = self._written(counted), self._engine.gauges
         tokens = self._tokens()
-        gauges = engine.gauges
         return Replay(
             label=plan.label,
             title=plan.machine.title,
@@ -297,14 +198,10 @@ class _Drive:
             began_seconds=self._began or 0.0,
             seconds=seconds,
             arrival_seconds=max(0.0, self._last_arrival - (self._began or 0.0)),
+            block_size=settings.hash_tokens,
+            num_short=len(short),
+            num_short_tokens=sum(short),
             num_late=sum((it.admitted_at or 0.0) > self._last_arrival for it in served),
-            wait=Percentiles.of(
-                [it.admitted_at - it.arrived_at for it in served if it.admitted_at is not None]
-            ),
-            ttft=Percentiles.of([it.ttft_seconds for it in served if it.ttft_seconds is not None]),
-            tpot=Percentiles.of([it.tpot_seconds for it in served if it.tpot_seconds is not None]),
-            itl=self._itl.percentiles(),
-            e2e=Percentiles.of([it.e2e_seconds for it in served]),
             output_tokens_per_second=tokens.output / seconds,
             prompt_tokens_per_second=tokens.prompt / seconds,
             requests_per_second=len(served) / seconds,
@@ -317,10 +214,7 @@ class _Drive:
             num_preemptions=gauges.num_preemptions - self._preempted_then[0],
             num_swaps=gauges.num_swaps - self._preempted_then[1],
             written_nbytes=written,
-            written_nbytes_per_device_day={
-                tier.name: written[tier.name] / seconds * DAY_SECONDS / _num_devices(tier)
-                for tier in (plan.config.stores if plan.config else ())
-            },
+            written_nbytes_per_device_day=self._each_day(written, seconds),
             dropped=_labelled(counted, OFFLOADS_DROPPED),
             failed=_labelled(counted, BLOCKS_FAILED),
             advice=tuple(self._advice),
@@ -328,7 +222,43 @@ class _Drive:
             timeline=self._timeline,
             cpu_seconds=self._cpu_seconds,
             num_steps=self._num_steps,
+            **self._latencies(),
         )
+
+    def _latencies(self) -> dict[str, Percentiles]:
+        """Return how long requests took, by name."""
+        served, named = self._served, dict[str, Iterable[float | None]]()
+        named["wait"] = (
+            None if it.admitted_at is None else it.admitted_at - it.arrived_at for it in served
+        )
+        named["ttft"] = (it.ttft_seconds for it in served)
+        named["tpot"] = (it.tpot_seconds for it in served)
+        named["e2e"] = (it.e2e_seconds for it in served)
+        found = {
+            name: Percentiles.of([value for value in values if value is not None])
+            for name, values in named.items()
+        }
+        return found | {"itl": self._itl.percentiles()}
+
+    @property
+    def _stores(self) -> Sequence[Any]:
+        """The configured tiers below DRAM."""
+        return self._plan.config.stores if self._plan.config else ()
+
+    def _written(self, counted: Series) -> dict[str, int]:
+        """Return the bytes that went to each store, of all ranks."""
+        ranks = self._plan.machine.tensor_parallel_size
+        return {
+            tier.name: int(counted.get((BYTES_COPIED, (write_link(tier.name),)), 0)) * ranks
+            for tier in self._stores
+        }
+
+    def _each_day(self, written: Mapping[str, int], seconds: float) -> dict[str, float]:
+        """Return what each device of a store would be written in a day, at this rate."""
+        return {
+            tier.name: written[tier.name] / seconds * DAY_SECONDS / _num_devices(tier)
+            for tier in self._stores
+        }
 
     def _counted(self) -> Series:
         """Return what kvtiers counted since the warm-up."""

@@ -9,7 +9,8 @@ from kvtiers.model.errors import CapacityError
 from kvtiers.simulate.arrivals import ArrivalPlan
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.policy_curves import PolicyCurve, policy_curve
-from kvtiers.simulate.replay import Progress, Replay, ReplayPlan, replay
+from kvtiers.simulate.replay import Progress, ReplayPlan, replay
+from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.share import Shares, servable
 from kvtiers.simulate.sizes import Size
 
@@ -87,7 +88,7 @@ class PolicyJob:
     @property
     def what(self) -> str:
         """In words."""
-        return f"rule {self.policy}, without an engine"
+        return f"rule {self.policy}, {len(self.tokens)} sizes, no engine"
 
     @property
     def kind(self) -> Hashable:

@@ -18,6 +18,7 @@ from kvtiers.simulate.trace import Trace
 
 _TELL_SECONDS: Final = 0.1  # between two words on the progress of a job in another process
 _LONGEST_WAIT_SECONDS: Final = 1.0
+_SIGNAL_SECONDS: Final = 0.5  # in which who ends all processes of a group has ended this one, too
 
 Told = Callable[[str], Progress]
 """Makes what follows the progress of one job, given what it is; told (0, 0) if it is given up."""
@@ -231,6 +232,7 @@ class _Worker:
 
     def _died(self) -> None:
         self._process.join(_LONGEST_WAIT_SECONDS)
+        time.sleep(_SIGNAL_SECONDS)
         what = "" if self.job is None else f" while it played: {self.job.what}"
         raise WorkerError(
             f"a process died (exit code {self._process.exitcode}){what}; was it out of memory? "

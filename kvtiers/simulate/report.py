@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvtiers.model.config_yaml import write_yaml
-from kvtiers.model.units import format_size
+from kvtiers.model.units import counted, format_size
 from kvtiers.observe.page import NO_PICTURES, canvas, png, table, write_files
 from kvtiers.observe.page import page as whole_page
-from kvtiers.simulate.replay import Replay
+from kvtiers.simulate.replay_result import Replay
 
+LONGEST: Final = (
+    "a sequence may not be longer (--max-model-len; without it, as the KV pool holds above the "
+    "watermark)"
+)
 _UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -50,7 +54,7 @@ def rows(replays: Sequence[Replay]) -> list[Row]:
     plain += [
         ("computed", lambda r: r.tokens.computed / max(1, r.tokens.prompt), _share),
         ("infinite cache", lambda r: r.infinite_hit_rate, _share),
-        ("prefill saved", lambda r: r.saved_seconds, _seconds),
+        ("prefill saved by hits, in all", lambda r: r.saved_seconds, _seconds),
         ("preemptions", lambda r: r.num_preemptions, _count),
         ("of these swaps", lambda r: r.num_swaps, _count),
         ("recompute avoided, tokens", lambda r: r.num_reloaded_tokens, _count),
@@ -73,33 +77,62 @@ def notes(replay: Replay) -> list[str]:
         found.append(f"It was {what} before every request was served: later ones are missing.")
     if replay.num_skipped:
         found.append(
-            f"{replay.num_skipped:,} requests of more than {replay.longest:,} tokens, prompt and "
-            "output, were skipped: one sequence would not fit."
+            f"{counted(replay.num_skipped, 'request')} of more than {replay.longest:,} tokens, "
+            f"prompt and output, {_was(replay.num_skipped)} skipped: {LONGEST}."
         )
     if replay.num_warmup:
-        found.append(f"The first {replay.num_warmup:,} requests only filled the caches.")
-    line = replay.timeline
-    if line.num_waiting and max(line.num_waiting) > max(64, 0.1 * replay.num_requests):
-        why = (
-            "they come faster than this engine serves them, and times to the first token are those "
-            "of the queue. Slow the arrivals (--speed), or share the trace among more engines "
-            "(--replicas)."
-            if replay.concurrency is None
-            else f"this engine does not admit {replay.concurrency:,} sessions at a time, and times "
-            "to the first token are those of the queue (--concurrency)."
-        )
-        found.append(f"The queue grew to {max(line.num_waiting):,} requests: {why}")
+        first = counted(replay.num_warmup, "request")
+        found.append(f"The first {first} only filled the caches.")
+    found += [*short_prompts(replay), *_queue(replay)]
+    block = f"block of {replay.block_size:,} tokens"
     for reason, num in replay.dropped.items():
-        found.append(f"{num:,} blocks were not offloaded ({reason}){_why(reason)}.")
-    if replay.seconds < _SHORT_SECONDS and any(replay.written_nbytes.values()):
+        why = _why(reason, _NOT_KEPT, has_stores=bool(replay.written_nbytes))
+        found.append(f"{counted(num, block)} {_was(num)} not offloaded ({reason}){why}.")
+    if short_day(replay):
         found.append(
             f"Bytes a day are those of {replay.seconds:,.0f} s, times what is missing to a day."
         )
     for outcome, num in replay.failed.items():
-        found.append(f"{num:,} blocks of transfers were not delivered ({outcome}).")
+        why = _why(outcome, _NOT_MOVED)
+        found.append(f"{counted(num, block)} {_was(num)} not moved ({outcome}){why}.")
     found += [f"Not modelled, as if it were not set: {option}." for option in replay.ignored]
     found += [f"The engine thrashed: {advice}" for advice in replay.advice]
     return found
+
+
+def short_prompts(replay: Replay) -> list[str]:
+    """Return that prompts are too short to be hit, where that are not just a few."""
+    num = replay.num_short
+    if not replay.num_requests or num < _FEW * replay.num_requests:
+        return []
+    share = replay.num_short_tokens / max(1, replay.tokens.prompt)
+    return [
+        f"{counted(num, 'prompt')} of {replay.num_requests:,} ({num / replay.num_requests:.0%}; "
+        f"{share:.1%} of the prompt tokens) {'has' if num == 1 else 'have'} no more than the "
+        f"{replay.block_size:,} tokens of a block of this trace: they hit nothing here, whatever "
+        "an engine with smaller blocks would hit."
+    ]
+
+
+def short_day(replay: Replay) -> bool:
+    """Whether bytes a day are those of much less than one."""
+    return replay.seconds < _SHORT_SECONDS and any(replay.written_nbytes.values())
+
+
+def _queue(replay: Replay) -> list[str]:
+    """Return why a queue grew long, if one did."""
+    line = replay.timeline
+    if not line.num_waiting or max(line.num_waiting) <= max(64, 0.1 * replay.num_requests):
+        return []
+    why = (
+        "they come faster than this engine serves them, and times to the first token are those "
+        "of the queue. Slow the arrivals (--speed), or share the trace among more engines "
+        "(--replicas)."
+        if replay.concurrency is None
+        else f"this engine does not admit {replay.concurrency:,} sessions at a time, and times "
+        "to the first token are those of the queue (--concurrency)."
+    )
+    return [f"The queue grew to {max(line.num_waiting):,} requests: {why}"]
 
 
 def summary(replays: Sequence[Replay]) -> list[str]:
@@ -118,6 +151,11 @@ def summary(replays: Sequence[Replay]) -> list[str]:
         )
         said.append(text + ("; it does not keep up" if _falls_behind(replay) else "") + ".")
     return said
+
+
+def requests_text(replay: Replay) -> str:
+    """Return how many requests were served."""
+    return counted(replay.num_requests, "request")
 
 
 def _falls_behind(replay: Replay) -> bool:
@@ -173,7 +211,8 @@ def page(replays: Sequence[Replay], picture: bytes | None, about: Mapping[str, o
     ]
     first = replays[0]
     parts = [
-        f"<p>{html.escape(first.title)}; {first.num_requests:,} requests, {first.seconds:,.0f} s "
+        "".join(f"<p>{html.escape(text)}</p>" for text in summary(replays))
+        + f"<p>{html.escape(first.title)}; {requests_text(first)}, {first.seconds:,.0f} s "
         "on the virtual clock. Throughput and inter-token latency belong together: one is bought "
         "with the other.</p>" + table(header, lines),
         *map(_token_table, replays),
@@ -190,10 +229,11 @@ def draw(replays: Sequence[Replay]) -> bytes | None:
     figure = canvas()
     if figure is None:
         return None
-    figure.set_size_inches(5.5 * max(2, len(replays)), 9)
-    axes = figure.subplots(3, len(replays), squeeze=False, sharex="col", sharey="row")
+    num_rows = 3 if any(replay.timeline.tiers for replay in replays) else 2
+    figure.set_size_inches(5.5 * max(2, len(replays)), 3 * num_rows)
+    axes = figure.subplots(num_rows, len(replays), squeeze=False, sharex="col", sharey="row")
     for column, replay in zip(axes.T, replays, strict=True):
-        queues, memory, tiers = column
+        queues, memory, *below = column
         line = replay.timeline
         queues.plot(line.seconds, line.num_running, label="running")
         queues.plot(line.seconds, line.num_waiting, label="waiting")
@@ -202,9 +242,11 @@ def draw(replays: Sequence[Replay]) -> bytes | None:
         queues.set(ylabel="requests")
         memory.plot(line.seconds, line.kv_use, label="held by requests")
         memory.set(ylabel="share of HBM's KV blocks", ylim=(0, 1.05))
-        for name, use in line.tiers.items():
-            tiers.plot(line.seconds[-len(use) :], use, label=name)
-        tiers.set(ylabel="share of the tier in use", ylim=(0, 1.05), xlabel="seconds")
+        for tiers in below:
+            for name, use in line.tiers.items():
+                tiers.plot(line.seconds[-len(use) :], use, label=name)
+            tiers.set(ylabel="share of the tier in use", ylim=(0, 1.05))
+        column[-1].set(xlabel="seconds")
         for each in column:
             each.grid(visible=True, alpha=0.3)
             if replay.num_warmup:
@@ -215,20 +257,28 @@ def draw(replays: Sequence[Replay]) -> bytes | None:
 
 
 _SHORT_SECONDS: Final = 600.0  # of a replay from which nobody would conclude on a day
-_REASONS: Final = (  # the beginning of a reason, behind which a store may stand, and what it means
+_FEW: Final = 0.01  # of the prompts, of which it does not matter that they are not hit
+_NOT_KEPT: Final = (  # the beginning of a reason, behind which a store may stand, and what it means
     ("no_room_", "{} was full of what it was writing or reading"),
-    ("no_room", "DRAM was full of what is on its way: too small, or the stores below too slow"),
+    ("no_room", "DRAM was full of blocks on their way: it is too small"),
     ("not_admitted", "a store takes what is seen again only"),
     ("over_budget_", "the write budget of {} was spent"),
     ("off_", "{} was not used: its writes kept failing, or took too long"),
 )
+_NOT_MOVED: Final = (  # the beginning of an outcome, and what it means
+    ("missing", "they had been evicted by then"),
+    ("timed_out", "they did not begin in time, and were given up"),
+    ("full", "a store had no room"),
+)
 
 
-def _why(reason: str) -> str:
-    """Return what a reason means, as the end of a sentence; "" where that is not known."""
-    for begin, text in _REASONS:
-        if reason.startswith(begin):
-            return f": {text.format(reason.removeprefix(begin))}"
+def _why(text: str, meanings: Sequence[tuple[str, str]], *, has_stores: bool = False) -> str:
+    """Return what a reason or an outcome means, as the end of a sentence; "" where that is not
+    known."""
+    for begin, meaning in meanings:
+        if text.startswith(begin):
+            more = ", or a store below it too slow" if text == "no_room" and has_stores else ""
+            return f": {meaning.format(text.removeprefix(begin))}{more}"
     return ""
 
 
@@ -257,7 +307,7 @@ def asked_rows(about: Mapping[str, object]) -> list[tuple[str, str]]:
             ", ".join(map(str, value)) if isinstance(value, list) else f"{value}",
         )
         for name, value in about.items()
-        if value is not None
+        if value is not None and value != {}
     ]
 
 
@@ -276,13 +326,26 @@ def _row(
 ) -> Row:
     values = [get(replay) for replay in replays]
     cells = tuple("-" if value is None else show(value) for value in values)
-    return Row(name, cells, tuple(_change(values[0], value) for value in values[1:]))
+    change = _points if show is _share else _change
+    return Row(name, cells, tuple(change(values[0], value) for value in values[1:]))
 
 
 def _change(before: float | None, after: float | None) -> str:
     if before is None or after is None or not before:
         return ""
-    return f"{(after - before) / before:+.1%}"
+    return f"{_zero(100 * (after - before) / before):+.1f}%"
+
+
+def _points(before: float | None, after: float | None) -> str:
+    """Return how a share changed, of which a percentage would be taken for another share."""
+    if before is None or after is None:
+        return ""
+    return f"{_zero(100 * (after - before)):+.1f} points"
+
+
+def _zero(value: float) -> float:
+    """Return a value with a tenth, and never less than nothing for what is nothing then."""
+    return round(value, 1) + 0.0
 
 
 def _percentile(name: str, mark: str) -> Callable[[Replay], float | None]:
@@ -326,3 +389,7 @@ def _share(value: float) -> str:
 def _size(value: float) -> str:
     unit = next(((size, name) for size, name in _UNITS if value >= size), None)
     return format_size(int(value)) if unit is None else f"{value / unit[0]:,.1f} {unit[1]}"
+
+
+def _was(num: int) -> str:
+    return "was" if num == 1 else "were"

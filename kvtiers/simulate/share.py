@@ -60,7 +60,8 @@ def servable(trace: Trace, longest: int) -> Trace:
     if not kept:
         raise ConfigError(
             f"every request of {trace.name} is longer than the {longest:,} tokens that the engine "
-            "allows; an fp8 cache or more devices (--tp) hold longer ones"
+            "allows: raise --max-model-len if you gave it; an fp8 cache or more devices (--tp) "
+            "hold longer ones"
         )
     return trace if len(kept) == len(trace.requests) else replace(trace, requests=kept)
 

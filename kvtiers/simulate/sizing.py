@@ -13,7 +13,7 @@ from kvtiers.simulate.estimate import Guess
 from kvtiers.simulate.goal import Goal, Prices
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.policy_curves import PolicyCurve
-from kvtiers.simulate.replay import Replay
+from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.sizes import Size
 from kvtiers.simulate.stack import Curve
 from kvtiers.simulate.trace import Trace
@@ -149,6 +149,7 @@ class Sizing:
         proofs: data type to why it is that one.
         limit: which limit binds, in words.
         yaml: of the engine's own data type, chosen or nearest; None: neither, or no tiers needed.
+        decided: whether it is known that the goal is met, or that no size meets it.
         complete: whether every replay that was wanted was made. interrupted: if not, by the user.
         larger: numbers of engines that were tried because no size meets the goal with this many.
         more: the answer for the number that meets it, and for the data types that need it; None:
@@ -171,6 +172,7 @@ class Sizing:
     proofs: dict[str, Proof]
     limit: str
     yaml: str | None
+    decided: bool
     complete: bool
     interrupted: bool
     larger: Sequence[EngineTry] = ()
@@ -178,7 +180,8 @@ class Sizing:
 
     @property
     def met(self) -> bool:
-        """Whether there is an answer that meets the goal, for the engine's own data type."""
+        """Whether there is an answer that meets the goal, for the engine's own data type; where
+        there is none, `final.decided` says whether there can be one."""
         return self.final.plan.kv_dtypes[0] in self.final.chosen
 
     @property
@@ -228,7 +231,7 @@ class Sizing:
                 for dtype, found in self.guesses.items()
             },
             "trials": [trial.to_plain() for trial in self.trials],
-            "goal_met": self.met,
+            "goal_met": self.met if self.final.decided else None,
             "chosen": {d: list(self.trials).index(trial) for d, trial in self.chosen.items()},
             "nearest": {d: list(self.trials).index(trial) for d, trial in self.nearest.items()},
             "proofs": {dtype: asdict(proof) for dtype, proof in self.proofs.items()},

@@ -9,6 +9,7 @@ from kvtiers.simulate.goal import GoalKind
 from kvtiers.simulate.sizing import EngineTry, Sizing, Trial
 from kvtiers.simulate.sizing_words import details, no_ceiling, seconds_text
 
+_WITHOUT: Final = "the goal is met without tiers"
 _NEARLY_ALL: Final = 0.98  # of the hits of the largest tiers, beyond which these are of no use
 
 
@@ -94,7 +95,8 @@ def _answer(sizing: Sizing, dtype: str, base: Sizing) -> str:
         else ""
     )
     if not answer.size.dram_nbytes:
-        return f"the goal is met without tiers, {_reached(sizing, answer, base)}."
+        what = "nothing for that money is faster than no tiers" if by_money else _WITHOUT
+        return f"{what}, {_reached(sizing, answer, base)}."
     each = " for each engine" if sizing.num_engines > 1 else ""
     rule = "" if answer.policy == sizing.plan.policies[0] else f" with the rule {answer.policy}"
     needed = f"{answer.size}{each}{rule}{open_question}, {_reached(sizing, answer, base)}."
@@ -139,4 +141,6 @@ def _reached(sizing: Sizing, answer: Trial, base: Sizing) -> str:
     if own is not None and own is not answer:
         text += f", hit rate {own.replay.tokens.hit_rate:.1%} -> {found.tokens.hit_rate:.1%}"
         text += f", price {answer.cost:,.0f}"
+        if sizing.num_engines > 1:
+            text += f" for {sizing.num_engines} engines"
     return text

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kvtiers.simulate.goal import Goal, GoalKind
-from kvtiers.simulate.replay import Replay
+from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.sizing import Proof, Trial
 from kvtiers.simulate.sizing_words import no_ceiling, seconds_text
+
+_NO_FASTER: Final = 0.98  # of the p90 TTFT without tiers, above which they are not worth a word
 
 
 def limit_in_words(
@@ -28,6 +31,8 @@ def limit_in_words(
         return no_ceiling(proof)
     ceiling = trials[1]
     if chosen is not None:
+        if goal.kind is GoalKind.COST and not chosen.size.dram_nbytes:
+            return _of_money(chosen, ceiling)
         return _of_chosen(chosen, ceiling.replay)
     if goal.kind is GoalKind.COST:
         return "the money: it buys not even the smallest tiers considered"
@@ -50,7 +55,7 @@ def _of_all(ceiling: Trial, limit: float | None, most_hit_rate: float) -> str:
     most_hit_rate = max(most_hit_rate, hit_rate)  # a warm-up may have been poorer
     new = (
         f"with all that is ever used again in DRAM it is {best}. At most {most_hit_rate:.1%} of "
-        f"the prompt tokens can be hit, {1 - most_hit_rate:.0%} are new and have to be computed"
+        f"the prompt tokens can be hit, {1 - most_hit_rate:.1%} are new and have to be computed"
     )
     if limit is None:
         return f"the trace: {new}"
@@ -64,6 +69,17 @@ def _of_all(ceiling: Trial, limit: float | None, most_hit_rate: float) -> str:
         f"the queue: {new}. That takes {alone} (p90) if no request waits for another; the rest is "
         "waiting, which more engines (--replicas), faster ones or slower arrivals (--speed) shorten"
     )
+
+
+def _of_money(bare: Trial, ceiling: Trial) -> str:
+    """Return why money is better not spent."""
+    before, after = bare.replay.ttft.p90 or 0.0, ceiling.replay.ttft.p90 or 0.0
+    if after < _NO_FASTER * before:
+        return (
+            f"the money: with all that is ever used again in DRAM p90 TTFT is "
+            f"{seconds_text(after)}, for {ceiling.cost:,.0f}"
+        )
+    return "none of the tiers: even those that hold all that is ever used again are no faster"
 
 
 def _of_chosen(chosen: Trial, ceiling: Replay) -> str:

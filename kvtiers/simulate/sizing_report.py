@@ -9,6 +9,7 @@ from typing import Any
 
 from kvtiers.observe.page import NO_PICTURES, canvas, png, table, write_files
 from kvtiers.observe.page import page as whole_page
+from kvtiers.simulate.goal import GoalKind
 from kvtiers.simulate.report import asked_rows
 from kvtiers.simulate.sizing import Sizing
 from kvtiers.simulate.sizing_answer import sentences
@@ -82,11 +83,16 @@ def _draw_hits(axes: Any, sizing: Sizing) -> None:
                 [num * per_gib for num in other.tokens], other.rates, ".-", label=other.policy
             )
     axes.axhline(sizing.infinite_hit_rate, color="k", linestyle="--", label="infinite cache")
-    axes.axvline(curve.knee_tokens * per_gib, color="C3", linestyle=":", label="knee of lru")
+    goal = sizing.plan.goal
+    if goal.kind is GoalKind.HIT_RATE:
+        axes.axhline(goal.value, color="k", linestyle="-.", label="goal")
+    if curve.knee_tokens:
+        axes.axvline(curve.knee_tokens * per_gib, color="C3", linestyle=":", label="knee of lru")
     axes.set(
         xlabel=f"GiB of one tier, {sizing.plan.kv_dtypes[0]}",
         ylabel="hits, share of prompt tokens",
-        title="hit rate",
+        title="hit rate"
+        + (f", each of {sizing.num_engines} engines" if sizing.num_engines > 1 else ""),
         ylim=(0, None),
     )
     axes.grid(visible=True, alpha=0.3)
@@ -102,16 +108,18 @@ def _draw_times(axes: Any, sizing: Sizing) -> None:
         axes.plot(costs, seconds, "o", color=colour, label=f"{dtype}, replayed")
         chosen = sizing.answer(dtype)
         if chosen is not None:
-            axes.plot([chosen.cost], [chosen.replay.ttft.p90], "*", color=colour, markersize=16)
+            size = max(6, 20 - 8 * idx)  # one over another, both are seen
+            axes.plot([chosen.cost], [chosen.replay.ttft.p90], "*", color=colour, markersize=size)
     limit = sizing.plan.goal.limit_seconds(
         sizing.trials[0].replay.ttft.p90 if sizing.trials else None
     )
     if limit is not None:
         axes.axhline(limit, color="k", linestyle="--", label="goal")
     axes.set_xscale("symlog", linthresh=10)
-    axes.set_xlim(left=0)
+    axes.set_xlim(-1, 2 * max((t.cost for t in sizing.trials), default=10.0))
+    of = f" of all {sizing.num_engines} engines" if sizing.num_engines > 1 else ""
     axes.set(
-        xlabel="price of the tiers",
+        xlabel=f"price of the tiers{of}",
         ylabel="seconds",
         title="p90 TTFT (star: chosen)",
         ylim=(0, None),

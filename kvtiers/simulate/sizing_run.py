@@ -16,9 +16,9 @@ from kvtiers.simulate.goal import Goal, GoalKind
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.more_engines import MoreEngines
 from kvtiers.simulate.policy_curves import PolicyCurve
-from kvtiers.simulate.replay import Replay
 from kvtiers.simulate.replay_job import PolicyJob, ReplayJob
 from kvtiers.simulate.replay_pool import ReplayPool, Told
+from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.share import Shares, servable
 from kvtiers.simulate.sizes import STORE, Size, candidates, frame_nbytes_per_token, minimal_yaml
 from kvtiers.simulate.sizing import EngineTry, Sizing, SizingPlan, Trial
@@ -55,7 +55,7 @@ def size_tiers(
             return found
         more = run.for_more().run(compare=True)
         if not more.chosen:
-            return replace(found, complete=False, interrupted=more.interrupted)
+            return replace(found, decided=False, complete=False, interrupted=more.interrupted)
         return replace(found, more=more)
     finally:
         pool.close()
@@ -99,6 +99,7 @@ class _Run:
         self._curves: list[PolicyCurve] = []
         self._larger: list[EngineTry] = []
         self.num_enough: int | None = None
+        self._decided = plan.num_engines is not None  # else more of them may meet it
         self._complete = True
         self._interrupted = False
 
@@ -181,10 +182,15 @@ class _Run:
                 plan.goal, mine, chosen.get(first), curve.rates[-1], proofs.get(first)
             ),
             yaml=None if config is None else minimal_yaml(config),
+            decided=first in chosen or (self._decided and self._ends_known()),
             complete=self._complete,
             interrupted=self._interrupted,
             larger=self._larger,
         )
+
+    def _ends_known(self) -> bool:
+        """Whether no tiers and the largest were replayed, for the engine's own data type."""
+        return bool(self._searches) and self._searches[0].ends_known
 
     # -- what is to be played ---------------------------------------------------------
 
@@ -230,9 +236,11 @@ class _Run:
     def _try_more_engines(self) -> None:
         """Where no size meets a time with these engines: how many more do?"""
         if not self._needs_more():
+            self._decided |= self._searches[0].wanted is None
             return
         more = self._more_engines()
         self.num_enough = more.with_tiers(self._num_engines + 1)
+        self._decided |= more.complete
         self._note(more)
 
     def _try_without_tiers(self) -> None:

@@ -8,7 +8,8 @@ from typing import Final
 
 from kvtiers.model.units import format_size
 from kvtiers.simulate.goal import GoalKind
-from kvtiers.simulate.replay import Replay
+from kvtiers.simulate.replay_result import Replay
+from kvtiers.simulate.report import LONGEST, short_day, short_prompts
 from kvtiers.simulate.sizing import EngineTry, Proof, Sizing, Trial
 
 _SPEED: Final = ("TTFT p50", "TTFT p90", "output tokens/s", "ITL p90")
@@ -20,7 +21,7 @@ HEADER: Final = (
     "price",
     *_SPEED,
     "hit rate",
-    "NVMe a day",
+    "NVMe writes a day",
     "goal",
 )
 _GIB: Final = 2**30
@@ -29,13 +30,13 @@ _MOST_ROWS: Final = 10
 
 def trial_rows(sizing: Sizing) -> list[tuple[str, ...]]:
     """Return one row a replay, as `HEADER` says."""
-    rows = [_row(trial, sizing.num_engines) for trial in sizing.trials]
+    rows = [_row(trial, sizing) for trial in sizing.trials]
     return rows if sizing.more is None else [*rows, *trial_rows(sizing.more)]
 
 
 def details(sizing: Sizing) -> list[str]:
     """Return who serves the trace, the knee, and why the answer is the cheapest, in words."""
-    said = [*_engines(sizing), *_left_out(sizing), *_knee(sizing.final)]
+    said = [*_engines(sizing), *_left_out(sizing), *_short(sizing), *_knee(sizing.final)]
     for it in (sizing, sizing.more):
         if it is not None:
             said += [*_proofs(it), *_surprises(it), *_cut_short(it)]
@@ -73,37 +74,50 @@ def dtype_rows(sizing: Sizing) -> list[tuple[str, ...]]:
     def chosen(show: Callable[[Trial], str]) -> Callable[[str], str | None]:
         return lambda dtype: None if (it := sizing.answer(dtype)) is None else show(it)
 
-    def gib(num_tokens: float) -> Callable[[str], str]:
-        return lambda dtype: f"{num_tokens * sizing.nbytes_per_token[dtype] / _GIB:,.0f} GiB"
+    def nbytes(num_tokens: float) -> Callable[[str], str]:
+        return lambda dtype: size_text(num_tokens * sizing.nbytes_per_token[dtype])
 
     def undecided(dtype: str) -> str:
         return str(len(sizing.proofs[dtype].undecided)) if dtype in sizing.proofs else "all"
 
-    per_token = sizing.nbytes_per_token
-    many = sizing.num_engines > 1
+    per_token, num = sizing.nbytes_per_token, sizing.num_engines
     rows = [
         ("KV cache in", *dtypes),
         of("bytes a token of a tier", lambda d: f"{per_token[d]:,.0f}"),
         of("KV pool in HBM, tokens", lambda d: f"{sizing.pools[d].num_tokens:,}"),
-        of("all that is ever used again", gib(sizing.curve.working_set_tokens)),
-        of("knee of the hit curve", gib(sizing.curve.knee_tokens)),
+        of("all that is ever used again", nbytes(sizing.curve.working_set_tokens)),
+        of("knee of the hit curve", nbytes(sizing.curve.knee_tokens)),
         of("p90 TTFT without tiers", bare(lambda t: seconds_text(t.replay.ttft.p90))),
         of("output tokens/s without tiers", bare(lambda t: _count(t.replay))),
         of("hit rate without tiers", bare(lambda t: f"{t.replay.tokens.hit_rate:.1%}")),
-        of("needed", chosen(lambda t: str(t.size))),
-        of("the goal", chosen(lambda t: "met" if t.met else "not met")),
     ]
+    if sizing.plan.goal.kind is not GoalKind.COST:
+        rows.append(of("the goal", lambda d: _met(sizing, d)))
     if any(proof.undecided for proof in sizing.proofs.values()):
         rows.append(of("cheaper sizes, undecided", undecided))
-    if many:
-        rows.append(of(f"of {sizing.num_engines} engines", chosen(lambda t: _all(t, sizing))))
+    if not any(map(sizing.answer, dtypes)):
+        return rows
+    rows.append(of("needed", chosen(lambda t: str(t.size))))
+    if num > 1:
+        rows[-1] = of("needed by each engine", chosen(lambda t: str(t.size)))
+        rows.append(of(f"needed by all {num} engines", chosen(lambda t: _all(t, sizing))))
     return [
         *rows,
-        of("price", chosen(lambda t: f"{t.cost:,.0f}")),
+        of("price" if num == 1 else "price of that", chosen(lambda t: f"{t.cost:,.0f}")),
         of("p90 TTFT with that", chosen(lambda t: seconds_text(t.replay.ttft.p90))),
         of("output tokens/s with that", chosen(lambda t: _count(t.replay))),
         of("hit rate with that", chosen(lambda t: f"{t.replay.tokens.hit_rate:.1%}")),
     ]
+
+
+def _met(sizing: Sizing, dtype: str) -> str:
+    """Return whether a data type meets the goal, as far as is known."""
+    if dtype in sizing.chosen:
+        return "met"
+    ends = [it for it in sizing.trials if it.kv_dtype == dtype][:2]
+    proof = sizing.proofs.get(dtype)
+    known = len(ends) == 2 or (proof is not None and proof.num_too_small)
+    return "not met" if known else "not known"
 
 
 def curve_rows(sizing: Sizing) -> list[tuple[str, ...]]:
@@ -134,28 +148,35 @@ def _engines(sizing: Sizing) -> Iterator[str]:
     for before in sorted(bare, key=lambda it: it.num_engines):
         if not before.keeps_up:
             yield _behind(before)
-    if sizing.num_engines > 1:
-        numbers = {it.num_engines: it.keeps_up for it in bare}
-        kept = ", which keep up without tiers" if numbers.get(sizing.num_engines) else ""
-        if kept and numbers.get(sizing.num_engines - 1) is False:
-            kept = ", the fewest that keep up without tiers"
+    num, tried = sizing.num_engines, {it.num_engines: it.keeps_up for it in bare}
+    if num > 1:
+        kept = ""
+        if tried.get(num):
+            few = tried.get(num - 1) is False
+            kept = f", {'the fewest that' if few else 'which'} keep up without tiers"
+        elif num not in tried and tried:
+            kept = ", which may keep up: it was stopped before that was tried"
         yield (
-            f"Sized for {sizing.num_engines} engines that share the trace{kept}; that with the "
-            f"most prompt tokens was replayed: {sizing.num_requests:,} of "
-            f"{len(sizing.plan.trace.requests):,} requests. --replicas N for another number."
+            f"Sized for {num} engines that share the trace{kept}; that with the most prompt tokens "
+            f"is replayed: {sizing.num_requests:,} of {len(sizing.plan.trace.requests):,} "
+            "requests. Sizes are those of each engine, prices those of all. --replicas N for "
+            "another number."
         )
     for less in sizing.engines:
         if less.size.dram_nbytes:
-            kept = "keep up" if less.keeps_up else "do not keep up either"
-            yield (
-                f"With all that is reused in DRAM, {less.num_engines} {kept}: p90 TTFT is "
-                f"{seconds_text(less.ttft_p90)}"
-                + (
-                    f". Tiers spare an engine: --replicas {less.num_engines} sizes for fewer."
-                    if less.keeps_up
-                    else "."
-                )
-            )
+            yield _fewer(less, sizing.limit_seconds)
+
+
+def _fewer(tried: EngineTry, limit: float | None) -> str:
+    """Return whether fewer engines with large tiers would do."""
+    num, p90 = tried.num_engines, f"p90 TTFT is {seconds_text(tried.ttft_p90)}"
+    keeps = "keeps" if num == 1 else "keep"
+    text = f"With all that is reused in DRAM, {'one' if num == 1 else num}"
+    if not tried.keeps_up:
+        return f"{text} {'does' if num == 1 else 'do'} not keep up either: {p90}."
+    if limit is not None and not tried.meets(limit):
+        return f"{text} {keeps} up too, but {p90}, and the goal {seconds_text(limit)}."
+    return f"{text} {keeps} up too: {p90}. Tiers spare an engine: --replicas {num} sizes for fewer."
 
 
 def _behind(tried: EngineTry) -> str:
@@ -178,24 +199,49 @@ def _left_out(sizing: Sizing) -> Iterator[str]:
     if num:
         them = "1 request is" if num == 1 else f"{num:,} requests are"
         yield (
-            f"{them} longer than the {longest:,} tokens that the KV pool holds, and left out: with "
-            "every data type, so that all serve the same."
+            f"{them} of more than {longest:,} tokens, and left out with every data type, so that "
+            f"all serve the same: {LONGEST}."
+        )
+
+
+def _short(sizing: Sizing) -> Iterator[str]:
+    """Yield what the replays say less of than it seems."""
+    if sizing.trials:
+        yield from short_prompts(sizing.trials[0].replay)
+    if any(short_day(trial.replay) for trial in sizing.trials):
+        least = min(trial.replay.seconds for trial in sizing.trials)
+        yield (
+            f"What NVMe writes a day is that of a replay, {least:,.0f} s at the least, times what "
+            "is missing to a day."
         )
 
 
 def _knee(sizing: Sizing) -> Iterator[str]:
-    curve, per_token = sizing.curve, sizing.nbytes_per_token[sizing.plan.kv_dtypes[0]]
+    dtype = sizing.plan.kv_dtypes[0]
+    curve, per_token = sizing.curve, sizing.nbytes_per_token[dtype]
+    every, hbm = curve.working_set_tokens, sizing.pools[dtype].num_tokens
+    infinite = f"an infinite cache hits {sizing.infinite_hit_rate:.1%}"
+    where = f", on {sizing.num_engines} engines" if sizing.num_engines > 1 else ""
 
     def point(num_tokens: float) -> str:
-        gib = num_tokens * per_token / _GIB
-        return f"{num_tokens / 1e6:,.2f} million tokens ({gib:,.0f} GiB) hit " + (
-            f"{_rate(sizing, num_tokens):.1%}"
-        )
+        size = size_text(num_tokens * per_token)
+        return f"{num_tokens:,.0f} tokens ({size} in {dtype}) hit {_rate(sizing, num_tokens):.1%}"
 
+    if not every:
+        yield (
+            f"No whole block of {sizing.share.block_size:,} tokens is ever used again{where}: "
+            f"caches of no size hit anything; {infinite}."
+        )
+        return
+    if every <= hbm:
+        yield (
+            f"All that is ever used again{where}: {point(every)}. The KV pool in HBM holds that: "
+            f"{hbm:,} tokens; {infinite}."
+        )
+        return
     yield (
-        f"Knee of the hit curve of one LRU tier: {point(curve.knee_tokens)}; all that is ever used "
-        f"again: {point(curve.working_set_tokens)}; an infinite cache hits "
-        f"{sizing.infinite_hit_rate:.1%}."
+        f"Knee of the hit curve of one LRU tier{where}: {point(curve.knee_tokens)}; all that is "
+        f"ever used again: {point(every)}; {infinite}."
     )
 
 
@@ -207,19 +253,26 @@ def _proofs(sizing: Sizing) -> Iterator[str]:
 
 
 def _proof(what: str, proof: Proof, by_money: bool) -> str:
-    dearer = "are beyond the budget" if by_money else "cost as much or more"
-    smaller = "a larger one within it" if by_money else "one that failed"
-    text = (
-        f"{what}: {proof.num_replayed} replays; of {proof.num_sizes} sizes (powers of two) "
-        f"{proof.num_dearer} {dearer}, {proof.num_smaller} are no larger than {smaller}: larger "
-        "tiers are taken never to do worse"
-    )
+    """Return what became of all sizes, but for what none did."""
+    dear, small = proof.num_dearer, proof.num_smaller
+    dearer = f"{_are(dear)} beyond the budget"
+    if not by_money:
+        dearer = f"{dear:,} {'costs' if dear == 1 else 'cost'} as much as the answer, or more"
+    smaller = "another one within it" if by_money else "one that failed"
+    smaller = f"{_are(small)} no larger than {smaller} (larger tiers are taken never to do worse)"
+    every = proof.num_replayed == proof.num_sizes
+    parts = ["all replayed" if every else f"{proof.num_replayed} replayed"]
+    parts += [text for num, text in ((dear, dearer), (small, smaller)) if num]
     if proof.undecided:
         size, cost = proof.undecided[0]
-        text += (
-            f"; {len(proof.undecided)} are undecided, the cheapest of them {size} for {cost:,.0f}"
-        )
-    return text + "."
+        cheapest = f", the cheapest of them {size} for {cost:,.0f}"
+        num = len(proof.undecided)
+        parts.append(f"{_are(num)} undecided{cheapest if num > 1 else f': {size} for {cost:,.0f}'}")
+    return f"{what}, of {proof.num_sizes} sizes (powers of two): {'; '.join(parts)}."
+
+
+def _are(num: int) -> str:
+    return f"{num:,} {'is' if num == 1 else 'are'}"
 
 
 def _surprises(sizing: Sizing) -> Iterator[str]:
@@ -247,11 +300,14 @@ def _rate(sizing: Sizing, num_tokens: float) -> float:
     return rates[-1]
 
 
-def _row(trial: Trial, num_engines: int) -> tuple[str, ...]:
+def _row(trial: Trial, sizing: Sizing) -> tuple[str, ...]:
     found = trial.replay
+    yes, no = "met", "no"
+    if sizing.plan.goal.kind is GoalKind.COST:
+        yes, no = "within", "beyond"
     written = found.written_nbytes_per_device_day.get("nvme")
     return (
-        str(num_engines),
+        str(sizing.num_engines),
         trial.kv_dtype,
         str(trial.size),
         trial.policy,
@@ -262,7 +318,7 @@ def _row(trial: Trial, num_engines: int) -> tuple[str, ...]:
         seconds_text(found.itl.p90),
         f"{found.tokens.hit_rate:.1%}",
         "-" if written is None else f"{written / 1e12:,.1f} TB",
-        "met" if trial.met else "no",
+        yes if trial.met else no,
     )
 
 
@@ -284,3 +340,10 @@ def seconds_text(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:.0f} ms"
+
+
+def size_text(nbytes: float) -> str:
+    """Return a size as it is read: whole GiB, and less of a small one."""
+    if nbytes >= 10 * _GIB or not nbytes:
+        return f"{nbytes / _GIB:,.0f} GiB"
+    return f"{nbytes / _GIB:.1f} GiB" if nbytes >= _GIB else f"{nbytes / 2**20:,.0f} MiB"

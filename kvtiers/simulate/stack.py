@@ -134,7 +134,7 @@ class Curve:
         return cls(
             tuple(tokens),
             tuple(rates),
-            knee(tokens, rates, hbm_tokens),
+            min(knee(tokens, rates, hbm_tokens), distances.working_set_tokens),
             distances.working_set_tokens,
         )
 

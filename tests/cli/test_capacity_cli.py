@@ -66,13 +66,18 @@ H100 = ("--model", "llama-3.1-8b", "--hardware", "h100")
         ("--model", "llama-3.1-405b", "--hardware", "h100"),
         ("--model", "gpt-oss-120b", "--hardware", "h100", "--tp", "2"),
         ("--model", "llama-3.1-70b", "--hardware", "h200", "--step-tokens", "8192"),
+        (*H100, "--max-model-len", "410000"),
+        (*H100, "--max-model-len", "1000000"),
+        (*H100, "--kv-dtype", "fp8", "--max-model-len", "10000000"),
     ],
 )
 def test_whatever_is_said_to_help_helps_on_its_own(wrong):
     said = run(*wrong)
     assert said.exit_code == 2
-    _, _, remedies = said.stderr.strip().partition("Any of these helps: ")
-    assert remedies
+    text, _, remedies = said.stderr.strip().partition(": ")
+    while not text.endswith(("Any of these helps", "This helps")):
+        text, _, remedies = remedies.partition(": ")
+    assert text.endswith("This helps") == ("; " not in remedies)
     for remedy in remedies.split("; "):
         option, value = option_of(remedy)
         assert run(*wrong, option, value).exit_code == 0, (remedy, option, value)
@@ -87,6 +92,8 @@ def option_of(remedy: str) -> tuple[str, str]:
         (r"steps of at most ([\d,]+) tokens", "--step-tokens"),
         (r"at most ([\d.]+ GB) for activations and runtime", "--runtime-memory"),
         (r"blocks of (\d+) tokens", "--block-size"),
+        (r"max_model_len of at most ([\d,]+)", "--max-model-len"),
+        (r"an (fp8) KV cache \([\d,]+ tokens\)", "--kv-dtype"),
     ):
         found = re.fullmatch(pattern, remedy)
         if found:
@@ -107,3 +114,11 @@ def test_a_pool_that_does_not_hold_one_sequence_is_said_to_hold_none():
     assert "KV does not hold one sequence of 500,000 tokens" in said("500000")
     assert "set max_num_seqs to about" not in said("500000")
     assert "1 sequence of 300,000 tokens" in said("300000")
+
+
+def test_one_of_a_thing_is_not_called_some():
+    args = ("--average-context", "1", "--prompt-tokens", "1", "--decodes", "1")
+    said = " ".join(run(*H100, *args).stdout.split())
+    assert "A prompt of 1 token takes 1 step beside 1 decode: 1 token in the first." in said
+    assert "sequences of 1 token. What is left" in said
+    assert not re.search(r"\b1 (tokens|steps|decodes|sequences)", said)

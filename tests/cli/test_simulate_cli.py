@@ -120,6 +120,7 @@ def test_size_puts_small_ids_together_unless_told_not_to(tmp_path):
     folder = write_sessions(tmp_path / "sessions", session(*calls))
     for more, block_size in (((), 512), (("--trace-block", "64"), 64)):
         result = run("size", *ENGINE, "--trace", str(folder), "--json", *more)
+        assert result.exit_code in {0, 1}, (result.output, result.exception)
         assert json.loads(result.stdout)["block_size"] == block_size
 
 
@@ -132,6 +133,15 @@ def test_size_exits_with_1_where_no_size_meets_the_goal(tmp_path):
     assert not yaml.exists()
     found = json.loads(result.stdout)
     assert (found["goal_met"], found["chosen"]) == (False, {})
+
+
+def test_size_exits_with_3_where_time_was_up_before_it_was_known(tmp_path):
+    yaml = tmp_path / "kvtiers.yaml"
+    args = ("--goal", "hit-rate=1", "--json", "--write-config", str(yaml), "--max-seconds", "0")
+    result = run("size", *ENGINE, *CHAT, *args)
+    assert result.exit_code == 3
+    assert "it was stopped before it was known whether a size meets it" in result.stderr
+    assert json.loads(result.stdout)["goal_met"] is None
 
 
 @pytest.mark.parametrize(

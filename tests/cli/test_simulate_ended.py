@@ -1,4 +1,4 @@
-"""A replay or a search that Ctrl-C ends: it tells what it has, and says so with its exit code."""
+"""A replay or a search that a signal ends: it tells what it has, and says so by its exit code."""
 
 import json
 import os
@@ -47,8 +47,12 @@ class Terminal:
         os.close(self._reader)
 
 
-def ended(*args: str, by: int = signal.SIGINT) -> tuple[int, bytes, bytes]:
-    """Run a verb, and interrupt it and its children once it has shown that requests were served."""
+def ended(*args: str, by: int = signal.SIGINT, group: bool = True) -> tuple[int, bytes, bytes]:
+    """Run a verb, and interrupt it once it has shown that requests were served.
+
+    Args:
+        group: with its children, as a terminal and systemd do.
+    """
     command = [sys.executable, "-m", "kvtiers", *args, *ENGINE, *LONG]
     terminal, pipe = Terminal(), subprocess.PIPE
     with subprocess.Popen(
@@ -61,8 +65,8 @@ def ended(*args: str, by: int = signal.SIGINT) -> tuple[int, bytes, bytes]:
                 assert process.poll() is None, terminal.said
                 time.sleep(0.02)
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            if by == signal.SIGINT:
-                os.killpg(process.pid, by)  # as a terminal does
+            if group:
+                os.killpg(process.pid, by)
             else:
                 process.send_signal(by)
             out, _ = process.communicate(timeout=60)
@@ -77,13 +81,15 @@ def ended(*args: str, by: int = signal.SIGINT) -> tuple[int, bytes, bytes]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_replay_that_is_interrupted_tells_what_was_served(tmp_path):
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_replay_that_is_interrupted_tells_what_was_served(tmp_path, by):
     paths = [tmp_path / name for name in ("first.yaml", "second.yaml")]
     for path in paths:
         path.write_text("tiers: [{kind: dram, capacity: 4GiB}]")
     args = ("simulate", "--compare", *map(str, paths), "--out", str(tmp_path / "out"))
-    code, out, said = ended(*args)
+    code, out, said = ended(*args, by=by)
     assert code == 130
+    assert b"interrupted before it was replayed: second" in said
     assert b"It was interrupted before every request was served" in out.replace(b"\n", b" ")
     assert b"Traceback" not in said
     (page,) = (tmp_path / "out").glob("*.json")
@@ -95,9 +101,10 @@ def test_a_replay_that_is_interrupted_tells_what_was_served(tmp_path):
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_search_that_is_interrupted_tells_what_was_found(jobs):
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_search_that_is_interrupted_tells_what_was_found(jobs, by):
     args = ("size", "--replicas", "1", "--goal", "hit-rate=0.5", "--jobs", jobs)
-    code, out, said = ended(*args)
+    code, out, said = ended(*args, by=by)
     assert code == 130
     assert b"Traceback" not in said
     assert b"It was interrupted before all sizes were compared" in out.replace(b"\n", b" ")
@@ -107,4 +114,20 @@ def test_a_search_that_is_interrupted_tells_what_was_found(jobs):
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -9)])
 def test_a_search_that_is_ended_leaves_no_process(by, code):
     args = ("size", "--replicas", "1", "--goal", "hit-rate=0.5", "--jobs", "2")
-    assert ended(*args, by=by)[0] == code
+    assert ended(*args, by=by, group=False)[0] == code
+
+
+def test_an_interrupt_while_the_command_line_is_imported_gives_no_traceback():
+    program = """
+import runpy, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("kvtiers", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")

@@ -8,6 +8,7 @@ import sys
 import pytest
 from simulating import ENGINE, refused, run
 
+from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.trace import load_trace
 
 CHAT = ("--generate", "chat", "--requests", "12", "--seed", "4")
@@ -104,6 +105,25 @@ def test_an_interrupt_before_anything_was_served_is_an_interrupt(monkeypatch):
     result = run("simulate", *ENGINE, *CHAT)
     assert result.exit_code == 130
     assert "no request was served before it was stopped" in result.stderr
+
+
+def test_an_interrupt_between_two_replays_loses_nothing_of_the_first(tmp_path, monkeypatch):
+    made = []
+
+    def engine(self, settings, config):
+        if made:
+            raise KeyboardInterrupt
+        made.append(build(self, settings, config))
+        return made[0]
+
+    build = MachinePlan.engine
+    monkeypatch.setattr(MachinePlan, "engine", engine)
+    compare = [written(tmp_path, name, DRAM) for name in ("first.yaml", "second.yaml")]
+    result = run("simulate", *ENGINE, *CHAT, "--compare", *compare, "--json")
+    assert result.exit_code == 130
+    (replay,) = json.loads(result.stdout)["replays"]
+    assert (replay["label"], replay["complete"]) == ("first", True)
+    assert "interrupted before it was replayed: second" in result.stderr
 
 
 def test_names_that_cannot_be_shown_are_escaped(tmp_path, trace):

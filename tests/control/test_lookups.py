@@ -17,7 +17,7 @@ from kvtiers.cost.planner import PlanPolicy
 from kvtiers.cost.prefill import FALLBACK_SHAPE, PrefillModel
 from kvtiers.model.cost_mode import CostMode
 from kvtiers.model.keys import BlockKey, Rank, pack_keys
-from kvtiers.model.messages import Lookup, Presence
+from kvtiers.model.messages import NOT_LOOKED_UP, Lookup, Presence
 from kvtiers.observe.metrics import Counters
 
 from .scenes import chain
@@ -193,6 +193,15 @@ def test_for_a_store_whose_answers_always_come_too_late_nobody_waits_for_long() 
         engine.answer(seconds=3.0)
     assert waits[0] > 3 * FLOOR
     assert waits[2:] == pytest.approx([FLOOR] * 6, abs=0.011)
+
+
+def test_what_was_not_looked_up_in_time_is_asked_again_by_the_next_who_wants_it() -> None:
+    engine, keys = Engine(), chain("a", LONG)
+    engine.waits(keys, request="first")
+    engine.answer(seconds=11.0, present=NOT_LOOKED_UP)
+    assert engine.hits(keys, request="second") is None
+    engine.answer()
+    assert engine.hits(keys, request="second") == LONG
 
 
 def test_one_late_answer_among_quick_ones_turns_nobody_away() -> None:

@@ -20,7 +20,7 @@ from kvtiers.data.lmdb_store import LMDBStore
 from kvtiers.data.slab import Slab
 from kvtiers.data.store import FrameRef
 from kvtiers.model.keys import BlockKey, Rank, block_key, pack_keys
-from kvtiers.model.messages import Lookup, Presence
+from kvtiers.model.messages import NOT_LOOKED_UP, Lookup, Presence
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.late_index import HANGS, LateInventory
 
@@ -141,7 +141,7 @@ def test_long_lookup_is_answered_in_pieces_and_delays_no_other(engine: Engine) -
     assert column == lookup(*range(20 * PIECE_KEYS)).keys
 
 
-def test_lookup_that_takes_too_long_is_answered_absent(tmp_path: Path) -> None:
+def test_lookup_that_takes_too_long_says_what_it_did_not_look_up(tmp_path: Path) -> None:
     now = [0.0]
     engine = Engine(tmp_path / "shared.lmdb", lookup_seconds=1.0, clock=lambda: now[0])
     engine.put(1)
@@ -160,7 +160,9 @@ def test_lookup_that_takes_too_long_is_answered_absent(tmp_path: Path) -> None:
     engine.reader.ask(Lookup(NAME, lookup(*range(1000)).keys))
     now[0] = 5.0
     found = collect(engine.reader, 1000)
-    assert np.concatenate([answer.present for answer in found])[PIECE_KEYS:].sum() == 0
+    assert set(np.concatenate([answer.present for answer in found])[PIECE_KEYS:]) == {NOT_LOOKED_UP}
+    engine.reader.ask(lookup(1))  # nobody was told that it is not there
+    assert flags(engine.reader, 1) == [1]
     REGISTRY.release(env)
     engine.close()
 

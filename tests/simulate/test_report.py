@@ -1,3 +1,4 @@
+import html
 import json
 from dataclasses import replace
 
@@ -6,7 +7,8 @@ from kvtiers.simulate.arrivals import ArrivalPlan
 from kvtiers.simulate.generate import Workload, generate
 from kvtiers.simulate.machine import MachinePlan
 from kvtiers.simulate.replay import ReplayPlan, replay
-from kvtiers.simulate.report import notes, page, rows, summary, write_report
+from kvtiers.simulate.report import draw, notes, page, rows, summary, write_report
+from kvtiers.simulate.trace import Trace
 from tests.simulate.test_replay import TIERS
 
 CHAT = generate(Workload("chat", 40, seed=1))
@@ -34,14 +36,14 @@ def test_files_hold_every_number_and_the_page_needs_no_other(tmp_path):
         tokens = found["tokens"]
         assert sum(tokens["hits"].values()) + tokens["computed"] == tokens["prompt"]
         assert len(found["timeline"]["seconds"]) == len(found["timeline"]["kv_use"])
-    html = (tmp_path / "out" / "simulate.html").read_text()
-    assert "http" not in html
-    assert "<script" not in html
-    assert "where the prompts" in html
-    assert "<td>trace</td><td>&lt;b&gt;chat&lt;/b&gt;</td>" in html
-    assert "<td>seed</td><td>7</td>" in html
-    assert "<td>rate</td>" not in html
-    assert "- /nowhere/kvtiers" in html
+    found = (tmp_path / "out" / "simulate.html").read_text()
+    assert "http" not in found
+    assert "<script" not in found
+    assert "where the prompts" in found
+    assert "<td>trace</td><td>&lt;b&gt;chat&lt;/b&gt;</td>" in found
+    assert "<td>seed</td><td>7</td>" in found
+    assert "<td>rate</td>" not in found
+    assert "- /nowhere/kvtiers" in found
 
 
 def test_rows_compare_each_with_the_first():
@@ -49,6 +51,9 @@ def test_rows_compare_each_with_the_first():
     by_name = {row.name: row for row in rows(replays)}
     assert by_name["hits in dram"].cells[0] == "-"
     assert by_name["TTFT p90"].changes[0][-1] == "%"
+    shares = [replay.tokens.hit_rate for replay in replays]
+    points = 100 * (shares[1] - shares[0])
+    assert by_name["hit rate"].changes == (f"{points:+.1f} points",)
     assert {
         "ITL p90",
         "queued p90",
@@ -57,6 +62,17 @@ def test_rows_compare_each_with_the_first():
         "infinite cache",
         "written to nvme, a device and day",
     } <= set(by_name)
+
+
+def test_what_did_not_change_has_no_sign_of_less():
+    _, tiers = both()
+    hits = {**tiers.tokens.hits, "hbm": tiers.tokens.hits["hbm"] - 1}
+    less = replace(tiers, tokens=replace(tiers.tokens, hits=hits))
+    by_name = {row.name: row for row in rows([tiers, less])}
+    assert by_name["hit rate"].changes == ("+0.0 points",)
+    less = replace(tiers, output_tokens_per_second=tiers.output_tokens_per_second * (1 - 1e-6))
+    by_name = {row.name: row for row in rows([tiers, less])}
+    assert by_name["output tokens/s"].changes == ("+0.0%",)
 
 
 def test_notes_say_what_is_not_measured():
@@ -91,12 +107,53 @@ def test_notes_say_why_blocks_were_not_kept_and_how_short_a_day_was():
         dropped={"no_room": 3, "no_room_nvme": 2, "off_lmdb": 1, "new_reason": 1},
     )
     said = "\n".join(notes(tiers))
-    assert "3 blocks were not offloaded (no_room): DRAM was full" in said
-    assert "2 blocks were not offloaded (no_room_nvme): nvme was full" in said
-    assert "1 blocks were not offloaded (off_lmdb): lmdb was not used" in said
+    blocks = "blocks of 512 tokens were not offloaded"
+    assert f"3 {blocks} (no_room): DRAM was full" in said
+    assert "it is too small, or a store below it too slow." in said
+    assert f"2 {blocks} (no_room_nvme): nvme was full" in said
+    assert "1 block of 512 tokens was not offloaded (off_lmdb): lmdb was not used" in said
     assert "(new_reason)." in said
+    alone = "\n".join(notes(replace(tiers, written_nbytes={}, dropped={"no_room": 3})))
+    assert "it is too small." in alone
+    failed = notes(replace(tiers, failed={"timed_out": 1, "corrupt": 2}))
+    assert (
+        "1 block of 512 tokens was not moved (timed_out): they did not begin in time, and were "
+        "given up."
+    ) in failed
+    assert "2 blocks of 512 tokens were not moved (corrupt)." in failed
     assert "Bytes a day are those of 30 s" in said
     assert "Bytes a day" not in "\n".join(notes(replace(tiers, seconds=3600.0)))
+
+
+def test_prompts_that_are_too_short_to_be_hit_are_said_where_they_matter():
+    short = [request for request in CHAT.requests if request.num_prompt_tokens <= 512]
+    assert not short, "chat begins with long prompts"
+    assert not any("block of this trace" in text for text in notes(both()[0]))
+    cut = [
+        replace(request, num_prompt_tokens=512, block_ids=request.block_ids[:1])
+        if idx < 10
+        else request
+        for idx, request in enumerate(CHAT.requests)
+    ]
+    found = replay(ReplayPlan(Trace("cut", 512, tuple(cut)), MACHINE))
+    share = 10 * 512 / found.tokens.prompt
+    (said,) = (text for text in notes(found) if "block of this trace" in text)
+    assert said.startswith(f"10 prompts of 40 (25%; {share:.1%} of the prompt tokens) have no more")
+    assert "the 512 tokens of a block of this trace" in said
+
+
+def test_the_page_begins_with_the_answer_and_has_no_empty_picture():
+    replays = both()
+    found = page(replays, None, {"media": {}})
+    assert all(html.escape(text) in found for text in summary(replays))
+    assert "media" not in found
+    if (picture := draw(replays[:1])) is not None:
+        assert height(draw(replays)) > height(picture)
+
+
+def height(png: bytes) -> int:
+    """Pixels, as the header says."""
+    return int.from_bytes(png[20:24], "big")
 
 
 def test_a_queue_of_a_closed_loop_is_not_blamed_on_the_arrivals():

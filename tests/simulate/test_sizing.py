@@ -17,7 +17,13 @@ from kvtiers.simulate.sizing import SizingPlan
 from kvtiers.simulate.sizing_answer import headline, sentences
 from kvtiers.simulate.sizing_report import write_sizing
 from kvtiers.simulate.sizing_run import size_tiers
-from kvtiers.simulate.sizing_words import curve_rows, dtype_rows
+from kvtiers.simulate.sizing_words import (
+    curve_rows,
+    details,
+    dtype_rows,
+    size_text,
+    trial_rows,
+)
 from kvtiers.simulate.trace import Trace
 
 GIB = 2**30
@@ -160,6 +166,23 @@ def test_engines_that_fall_behind_get_company():
     fewer = found.engines[-1]
     assert fewer.num_engines == found.num_engines - 1
     assert fewer.size.dram_nbytes > 0
+    assert ("Tiers spare an engine" in text) == (
+        fewer.keeps_up and fewer.meets(found.limit_seconds)
+    )
+    assert "Sizes are those of each engine, prices those of all." in text
+
+
+def test_sizes_are_of_each_engine_and_the_price_is_of_all():
+    found = size("hit-rate=0.4", num_engines=2)
+    chosen = found.chosen["bf16"]
+    text = " ".join(headline(found))
+    assert f"{chosen.size} for each engine" in text
+    assert f"price {chosen.cost:,.0f} for 2 engines" in text
+    by_name = dict(dtype_rows(found))
+    assert by_name["needed by each engine"] == str(chosen.size)
+    twice = Size(2 * chosen.size.dram_nbytes, 2 * chosen.size.nvme_nbytes)
+    assert by_name["needed by all 2 engines"] == str(twice)
+    assert by_name["price of that"] == f"{chosen.cost:,.0f}"
 
 
 def test_an_engine_that_keeps_up_stays_alone():
@@ -268,6 +291,54 @@ def test_a_trace_without_any_reuse_is_sized_too():
     assert found.chosen == {}
     assert found.infinite_hit_rate == 0.0
     assert headline(found)[2].startswith("bf16: tiers bring nothing here: HBM alone hits 0.0%")
+    text = " ".join(details(found))
+    assert "No whole block of 512 tokens is ever used again: caches of no size hit anything" in text
+    assert "0.00 million" not in text
+    proof = found.proofs["bf16"]
+    assert (proof.num_dearer, proof.undecided) == (0, ())
+    replayed = "all" if proof.num_sizes == 2 else "2"
+    assert f"bf16, of {proof.num_sizes} sizes (powers of two): {replayed} replayed" in text
+    assert "as much as the answer" not in text
+    by_name = dict(dtype_rows(found))
+    assert by_name["the goal"] == "not met"
+    assert "needed" not in by_name
+
+
+def test_what_hbm_holds_alone_is_said_and_the_knee_is_not_beyond_it():
+    chat = generate(Workload("chat", 40, seed=1))
+    found = size(trace=chat, machine=MachinePlan("llama-3.1-8b", "h100"))
+    assert found.curve.knee_tokens <= found.curve.working_set_tokens
+    text = " ".join(details(found))
+    assert "The KV pool in HBM holds that: " in text
+    assert "Knee" not in text
+
+
+def test_a_goal_of_money_is_not_called_met_without_tiers():
+    found = size("cost=1")
+    assert not found.chosen["bf16"].size.dram_nbytes
+    text = " ".join(sentences(found))
+    assert "Goal: lowest p90 TTFT for a price of at most 1." in text
+    assert "bf16: nothing for that money is faster than no tiers, p90 TTFT" in text
+    assert "What binds: the money: with all that is ever used again in DRAM p90 TTFT is" in text
+    assert "the goal is met" not in text
+    assert {row[-1] for row in trial_rows(found)} == {"within", "beyond"}
+    assert "the goal" not in dict(dtype_rows(found))
+
+
+def test_what_was_not_tried_is_not_claimed():
+    found = size("hit-rate=0.4", max_seconds=0.0, arrivals=ArrivalPlan(20.0), num_engines=None)
+    assert found.num_engines > 1
+    text = " ".join(details(found))
+    assert "which may keep up: it was stopped before that was tried" in text
+    assert dict(dtype_rows(found))["the goal"] == "not known"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 GiB"), (64e6, "61 MiB"), (1.5 * GIB, "1.5 GiB"), (183.2 * GIB, "183 GiB")],
+)
+def test_sizes_are_read_with_what_they_have(nbytes, text):
+    assert size_text(nbytes) == text
 
 
 def test_candidates_begin_with_none_and_end_with_all_in_dram():

@@ -80,7 +80,7 @@ def test_all_replays_stand_in_one_table_and_in_the_files(missed, tmp_path):
 
 def test_with_a_given_number_of_engines_it_only_says_how_many_would_do():
     found = size_tiers(plan(num_engines=2))
-    assert (found.more, found.met) == (None, False)
+    assert (found.more, found.met, found.decided) == (None, False, True)
     enough = [it for it in found.larger if it.meets(found.limit_seconds)]
     (text,) = (it for it in headline(found) if "To size for them" in it)
     assert f"--replicas {min(it.num_engines for it in enough)} --goal ttft-p90=" in text
@@ -93,7 +93,7 @@ def test_computing_what_is_new_takes_too_long_on_any_number_of_engines():
         for number, request in enumerate(requests)
     )
     found = size_tiers(plan("ttft-p90=0.5x", trace=Trace("lonely", 512, lonely), num_engines=None))
-    assert (found.larger, found.more) == ([], None)
+    assert (found.larger, found.more, found.decided) == ([], None, True)
     assert found.limit.startswith("computing what is new: ")
     assert found.guesses["bf16"][-1][1].alone_p90 > found.limit_seconds
 
@@ -133,7 +133,7 @@ def test_time_may_be_up_before_more_engines_are_sized_for(monkeypatch):
 
     monkeypatch.setattr(sizing_run.MoreEngines, "with_tiers", stopped)
     found = size_tiers(plan(num_engines=None))
-    assert (found.complete, found.more, found.met) == (False, None, False)
+    assert (found.complete, found.more, found.met, found.decided) == (False, None, False, False)
     assert "The time was up (--max-seconds)" in " ".join(sentences(found))
 
 
@@ -191,4 +191,4 @@ def test_data_types_serve_the_same_requests():
     both = plan("hit-rate=0.3", trace=replace(DOCUMENTS, requests=requests))
     found = size_tiers(replace(both, kv_dtypes=("bf16", "fp8")))
     assert {trial.replay.num_skipped for trial in found.trials} == {1}
-    assert any(text.startswith("1 request is longer than the ") for text in sentences(found))
+    assert any(text.startswith("1 request is of more than ") for text in sentences(found))

@@ -29,7 +29,7 @@ _SEED_STEP_SECONDS: Final = 0.001  # an order of magnitude, not measured
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class EngineFacts:
     """What an engine tells kvtiers of itself.
 
     Attributes:
@@ -45,35 +45,35 @@ class Below:
 
 
 def connect(
-    model: ReferenceModel, kv: PagedKV, config: Config, below: Below
+    model: ReferenceModel, kv: PagedKV, config: Config, engine: EngineFacts
 ) -> tuple[SchedulerConnector, WorkerConnector]:
     """Return the scheduler's side and the copying side, connected.
 
     Raises:
         CapacityError, StoreError: a tier cannot be had.
     """
-    device, layout = model.device.type, kv.layout(below.num_layer_ranges)
+    device, layout = model.device.type, kv.layout(engine.num_layer_ranges)
     fingerprint = _fingerprint(model.shape, device, layout)
-    facts = RankFacts(Rank(), 1, fingerprint, below.instance)
+    facts = RankFacts(Rank(), 1, fingerprint, engine.instance)
     shape = EngineShape(
         block_size=kv.block_size,
-        windows=(None,) * below.num_layer_ranges,
+        windows=(None,) * engine.num_layer_ranges,
         num_ranks=1,
         model=model_shape(model.shape.to_hf_config()),
-        max_tokens_per_step=below.max_tokens_per_step,
+        max_tokens_per_step=engine.max_tokens_per_step,
         seed_speed=PrefillSpeed(
             _SEED_STEP_SECONDS,
             _SEED_FLOPS.get(device, _SEED_FLOPS["cuda"]),
             kv_bytes_per_second=_SEED_KV_BYTES.get(device, _SEED_KV_BYTES["cuda"]),
             kv_element_nbytes=model.shape.itemsize,
         ),
-        num_layer_ranges=below.num_layer_ranges,
-        instance=below.instance,
+        num_layer_ranges=engine.num_layer_ranges,
+        instance=engine.instance,
     )
     if device == "cpu":
-        worker = build_host_rank(config, layout, kv.addresses(), facts, below.wrap_store)
+        worker = build_host_rank(config, layout, kv.addresses(), facts, engine.wrap_store)
     else:
-        worker = build_torch_rank(config, layout, kv.flat(), facts, below.wrap_store)
+        worker = build_torch_rank(config, layout, kv.flat(), facts, engine.wrap_store)
     with ExitStack() as made:
         made.callback(worker.close)
         scheduler = SchedulerConnector(config, shape, time.monotonic)

@@ -76,7 +76,6 @@ class LowerTiers:
         connector = self._connector
         self.will_write(sequence.block_ids[num_local // self._settings.block_size :])
         connector.allocated(sequence.sequence_id, [self.table(sequence)], num_local, load)
-        connector.controller.outlook.returned(sequence.sequence_id)
 
     def swapped(self, request: Request) -> None:
         """Copy down what is not below yet; it is reloaded later, whatever the planner thinks: that
@@ -84,7 +83,7 @@ class LowerTiers:
         assert self._connector is not None, "nothing can be swapped without kvtiers"
         for sequence in request.live:
             self._preempted.append(sequence.sequence_id)
-            self._connector.controller.outlook.must_return(sequence.sequence_id)
+            self._connector.swapped(sequence.sequence_id)
 
     def dropped(self, sequence: TokenSequence) -> None:
         """Forget the KV of a sequence that will be computed again: it is not copied down."""
@@ -96,7 +95,6 @@ class LowerTiers:
         """Note the end of a sequence, before its blocks are freed; what of it was told to be
         computed may be kept below."""
         if self._connector is not None:
-            self._connector.controller.outlook.returned(sequence.sequence_id)
             self._connector.finished(sequence.sequence_id, [self.table(sequence)])
 
     def will_write(self, block_ids: Sequence[int]) -> None:

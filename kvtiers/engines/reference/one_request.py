@@ -12,7 +12,7 @@ from kvtiers.connector.rank import WrapStore
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.step import Reload, Step
 from kvtiers.connector.worker import Loaded, WorkerConnector
-from kvtiers.engines.reference.connect import Below, connect, disconnect
+from kvtiers.engines.reference.connect import EngineFacts, connect, disconnect
 from kvtiers.engines.reference.model import Chunk, ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
 from kvtiers.model.config import Config
@@ -128,8 +128,10 @@ class OneRequestEngine:
             )
         ranges = layer_ranges(num_layers, self._num_groups)
         self._group_of_layer = {layer: i for i, layers in enumerate(ranges) for layer in layers}
-        below = Below(settings.max_tokens_per_step, self._num_groups, settings.instance, wrap_store)
-        self.scheduler, self.worker = connect(self.model, self.kv, config, below)
+        facts = EngineFacts(
+            settings.max_tokens_per_step, self._num_groups, settings.instance, wrap_store
+        )
+        self.scheduler, self.worker = connect(self.model, self.kv, config, facts)
 
     def generate(
         self, prompt: Sequence[int], num_tokens: int = 1, max_reloaded_blocks: int | None = None

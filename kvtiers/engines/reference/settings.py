@@ -97,8 +97,8 @@ class EngineSettings:
         room = self.num_blocks - self.watermark_blocks
         if needed > room:
             raise CapacityError(
-                f"one sequence of max_model_len {self.max_model_len} needs {needed} KV blocks of "
-                f"{self.block_size} tokens, the pool has {room} above the watermark. Any of these "
-                f"helps: max_model_len of at most {room * self.block_size}, a higher "
+                f"one sequence of max_model_len {self.max_model_len:,} needs {needed:,} KV blocks "
+                f"of {self.block_size} tokens, the pool has {room:,} above the watermark. Any of "
+                f"these helps: max_model_len of at most {room * self.block_size:,}, a higher "
                 "gpu_memory_utilization, an fp8 KV cache (twice the blocks), tensor parallelism"
             )

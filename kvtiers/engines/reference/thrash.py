@@ -9,11 +9,12 @@ _WINDOW_STEPS: Final = 64  # of a second or two of decoding; less would call a b
 _FULL: Final = 0.75  # victims leave room behind, so that use is seldom 1 while it thrashes
 _WASTE: Final = 0.1  # share of the computed tokens; decodes alone cannot explain it
 
+_LOWER_TIER: Final = "give the blocks a lower tier: kvtiers with preemption cost or swap"
 ADVICE: Final = (
     "admit less: lower max_num_seqs",
     "cap the context: lower max_model_len",
     "add capacity: an fp8 KV cache, tensor parallelism, a bigger pool",
-    "give the blocks a lower tier: kvtiers with preemption cost or swap",
+    _LOWER_TIER,
     "scale out: another replica",
 )
 
@@ -26,7 +27,7 @@ class ThrashDetector:
     """
 
     def __init__(self, *, has_tiers: bool) -> None:
-        self._advice = tuple(a for a in ADVICE if not (has_tiers and a.startswith("give")))
+        self._advice = tuple(a for a in ADVICE if not has_tiers or a != _LOWER_TIER)
         self._steps: deque[tuple[float, int, int, int, int]] = deque(maxlen=_WINDOW_STEPS)
         self._sums = [0.0, 0, 0, 0, 0]
 

@@ -12,7 +12,7 @@ from kvtiers.connector.rank import WrapStore
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.worker import Loaded, WorkerConnector
 from kvtiers.engines.reference.block_pool import NULL_BLOCK
-from kvtiers.engines.reference.connect import Below, connect, disconnect
+from kvtiers.engines.reference.connect import EngineFacts, connect, disconnect
 from kvtiers.engines.reference.engine import Engine
 from kvtiers.engines.reference.model import Chunk, ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
@@ -66,8 +66,8 @@ class TorchRunner:
         self.connector: SchedulerConnector | None = None
         self.worker: WorkerConnector | None = None
         if config is not None:
-            below = Below(settings.max_num_batched_tokens, wrap_store=wrap_store)
-            self.connector, self.worker = connect(model, self.kv, config, below)
+            facts = EngineFacts(settings.max_num_batched_tokens, wrap_store=wrap_store)
+            self.connector, self.worker = connect(model, self.kv, config, facts)
 
     @property
     def now(self) -> float:

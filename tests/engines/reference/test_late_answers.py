@@ -124,7 +124,9 @@ def test_others_are_served_while_one_waits(second_life, late, tmp_path):
     folder = tmp_path / "nvme"
     second_life({folder: [prompt_of(LONG)]}).close()
     late(HANGS)
-    settings = EngineSettings(80, max_model_len=64, block_size=4, max_num_seqs=6)
+    settings = EngineSettings(
+        80, max_model_len=64, block_size=4, max_num_seqs=6, max_num_batched_tokens=16
+    )
     engine = torch_engine(MODEL, settings, config_of(folder))
     for _ in range(30):
         engine.runner.connector.step_took([16], [0], 20 * STEP_SECONDS)
