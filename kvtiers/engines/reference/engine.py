@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from kvtiers.engines.reference.block_pool import BlockPool
@@ -13,7 +14,7 @@ from kvtiers.engines.reference.runners import Runner, StepResult, StepWork
 from kvtiers.engines.reference.scheduler import Schedule, Scheduler
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.engines.reference.thrash import ThrashDetector
-from kvtiers.model.errors import CapacityError, ConfigError
+from kvtiers.model.errors import CapacityError, ConfigError, ProtocolError
 
 _DECODES_PER_LESSON: Final = 8
 
@@ -140,9 +141,16 @@ class Engine:
             self._over += finished
         self.runner.wait_until(seconds)
 
-    def settle(self) -> None:
-        """Run idle steps until kvtiers has nothing left to do; see `wait_until`."""
+    def settle(self, seconds: float = 60.0) -> None:
+        """Run idle steps until kvtiers has nothing left to do; see `wait_until`.
+
+        Raises:
+            ProtocolError: it still has after so long, by the machine's clock.
+        """
+        until = time.monotonic() + seconds
         while self.runner.connector is not None and self.runner.connector.busy:
+            if time.monotonic() > until:
+                raise ProtocolError(f"kvtiers is still busy after {seconds} s without requests")
             finished = self.step().finished
             self._over += finished
 

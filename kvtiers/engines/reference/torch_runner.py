@@ -38,8 +38,8 @@ def torch_engine(
         wrap_store: see `build_host_rank`.
 
     Raises:
-        ConfigError: a hash must name one block here. CapacityError, StoreError: a tier cannot be
-            had.
+        ConfigError: a hash must name one block here, and blocks are loaded whole. CapacityError,
+            StoreError: a tier cannot be had.
     """
     return Engine(settings, TorchRunner(model, settings, config, wrap_store))
 
@@ -60,6 +60,11 @@ class TorchRunner:
     ) -> None:
         if settings.blocks_per_hash != 1:
             raise ConfigError(f"blocks_per_hash is {settings.blocks_per_hash}; real tokens need 1")
+        if config is not None and config.reload.layer_ranges > 1:
+            raise ConfigError(
+                f"reload.layer_ranges is {config.reload.layer_ranges}; this engine loads whole "
+                "blocks: write 1, or use OneRequestEngine, which loads range by range"
+            )
         self.model = model
         num_blocks = settings.num_blocks + 1  # block 0 is nobody's
         self.kv = PagedKV(model.shape, num_blocks, settings.block_size, str(model.device))

@@ -5,6 +5,8 @@ import pytest
 from kvtiers.cost.preempt import PreemptMode
 from kvtiers.engines.reference.requests import NewRequest
 from kvtiers.engines.reference.torch_runner import torch_engine
+from kvtiers.model.config import parse_mapping
+from kvtiers.model.errors import ConfigError, ProtocolError
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.faults import FaultyStore, Flip, LateStore, WrapperStore
 
@@ -136,6 +138,25 @@ def test_answers_that_come_late_and_out_of_order_change_no_token(engines, tmp_pa
     engine = engines(settings, config_of(tmp_path, "nvme"), wrap)
     assert serve(engine, new_requests())[0] == expected
     assert again_of(serve(engine, again())[0]) == expected
+
+
+def test_a_store_that_never_answers_is_not_waited_for_without_end(engines, tmp_path):
+    def wrap(_, store):
+        return LateStore(store, polls=1_000_000)
+
+    engine = engines(settings_of(POOLS["ample"]), config_of(tmp_path, "nvme"), wrap)
+    engine.add(new_requests()[0])
+    while engine.num_unfinished:
+        engine.step()
+    with pytest.raises(ProtocolError, match=r"still busy after 0.2 s"):
+        engine.settle(0.2)
+
+
+def test_blocks_that_come_range_by_range_are_refused_where_they_are_loaded_whole(engines):
+    ranges = {"reload": {"layer_ranges": 2}}
+    tiers = [{"kind": "dram", "capacity": "64KiB", "pin": "off"}]
+    with pytest.raises(ConfigError, match=r"reload.layer_ranges is 2; this engine loads whole"):
+        engines(settings_of(POOLS["ample"]), parse_mapping({"tiers": tiers, **ranges}))
 
 
 class Losing(WrapperStore):
