@@ -41,15 +41,20 @@ class Surroundings:
         num_step_tokens: that a step computes in any case: of those that run.
         kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when there
             is room for it again: several guesses, each as likely.
+        joined_tokens: that its first step then computes beside those of `num_step_tokens`, since
+            others are admitted with it: one for each guess, or for none.
         admitted_share: of the blocks that the engine hands out, those of admissions, of late; the
             others are of requests that grow.
+        returning: whether the victim is about to return, after it was swapped.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     num_step_tokens: int = 0
     kept_tokens: tuple[int, ...] = (0,)
+    joined_tokens: tuple[int, ...] = ()
     admitted_share: float = 0.0
+    returning: bool = False
 
     @property
     def num_others(self) -> int:
@@ -95,10 +100,15 @@ class Victim:
         """Blocks that lie nowhere below yet."""
         return self.num_full_blocks - len(self.stored_sources)
 
-    def kept_blocks(self) -> Counter[int]:
-        """Return how many blocks it may find in HBM, and how many guesses say so."""
-        most = self.num_tokens - 1
-        return Counter(max(0, min(num, most)) // self.block_size for num in self.around.kept_tokens)
+    def returns(self) -> Counter[tuple[int, int]]:
+        """Return how many blocks it may find in HBM, and how many tokens its first step may compute
+        for those that are admitted with it; and how many guesses say so."""
+        most, kept = self.num_tokens - 1, self.around.kept_tokens
+        joined = self.around.joined_tokens or (0,) * len(kept)
+        return Counter(
+            (max(0, min(num, most)) // self.block_size, others)
+            for num, others in zip(kept, joined, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +162,18 @@ def plan_preempt(
         raise ValueError(
             f"{len(victim.stored_sources)} of {victim.num_full_blocks} full blocks are stored"
         )
-    kept, back, again = victim.kept_blocks(), 0.0, 0.0
-    for num_kept, num_guesses in kept.items():
-        computed = _again_seconds(victim, num_kept, prefill)
+    returns, back, again = victim.returns(), 0.0, 0.0
+    for (num_kept, num_joined), num_guesses in returns.items():
+        computed = _again_seconds(victim, num_kept, num_joined, prefill)
         loaded = _back_seconds(victim, num_kept, links, prefill) + notice_seconds
-        again += computed * num_guesses / kept.total()
-        back += min(loaded, computed) * num_guesses / kept.total()
+        again += computed * num_guesses / returns.total()
+        best = loaded if victim.around.returning else min(loaded, computed)
+        back += best * num_guesses / returns.total()
     num_delayed = 1 + victim.around.num_others
     swap_cost = num_delayed * _stall_seconds(victim, links, step_seconds) + back
     recompute_cost = again + num_delayed * _later_seconds(victim, links, step_seconds)
-    swap, reason = swap_cost < recompute_cost, PreemptReason.RECOMPUTE_FASTER
+    swap = swap_cost < recompute_cost or (swap_cost == recompute_cost and not victim.around.returning)
+    reason = PreemptReason.RECOMPUTE_FASTER
     if swap:
         reason = PreemptReason.SWAP_FASTER
     if mode is not PreemptMode.COST:
@@ -219,11 +231,13 @@ def _share_of_steps(victim: Victim, num_running: int) -> float:
     return 1.0 - (1.0 - 1.0 / victim.block_size) ** max(0, num_running)
 
 
-def _again_seconds(victim: Victim, num_kept: int, prefill: PrefillModel) -> float:
+def _again_seconds(
+    victim: Victim, num_kept: int, num_joined: int, prefill: PrefillModel
+) -> float:
     """Return by how much computing what is lost delays the victim and all others."""
     around, context = victim.around, num_kept * victim.block_size
-    num_lost = victim.num_tokens - context
-    added = float(prefill.added_seconds(num_lost, context, around.num_step_tokens))
+    num_lost, num_others = victim.num_tokens - context, around.num_step_tokens + num_joined
+    added = float(prefill.added_seconds(num_lost, context, num_others))
     return float(prefill.seconds(num_lost, context)) + around.num_others * added
 
 
