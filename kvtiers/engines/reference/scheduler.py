@@ -93,10 +93,11 @@ class Scheduler:
         """Take a running request's blocks away: they are copied down, or it begins again."""
         around = self._around(request, self._turnover.guesses(request.num_blocks))
         num_tokens = max(1, request.live[0].num_computed)
-        if not self._tiers.swap_pays(request, num_tokens, around):
+        plan = self._tiers.swap(request, num_tokens, around)
+        if plan is None:
             self.restart(request)
             return
-        self._tiers.swapped(request)
+        self._tiers.swapped(request, plan.num_blocks)
         request.num_swaps += 1
         self.num_swaps += 1
         self._give_way(request, State.SWAPPED)
@@ -249,7 +250,7 @@ class Scheduler:
         joined = [max(so_far, it.num_joined) for it in self._turnover.guesses(0)] or [so_far]
         around = self._around(request, [Guess(num_kept, num) for num in joined])
         num_copied = request.live[0].num_known - 1  # the last token never was computed
-        return self._tiers.swap_pays(request, max(1, num_copied), around)
+        return self._tiers.swap(request, max(1, num_copied), around) is not None
 
     def _dequeue(self, request: Request) -> None:
         self.queue.remove(request)
