@@ -21,6 +21,10 @@ Int64s = npt.NDArray[np.int64]
 # that others write into.
 _LEFT_BEHIND: Final = (0, 1, *(num << by for by in range(20) for num in (2, 3)))
 
+# What was copied down is left there only if computing takes less than this share of the reload:
+# the victim alone would gain, a step or two, and who computes takes room from all others.
+_RELOAD_SHARE: Final = 0.1
+
 
 class PreemptMode(StrEnum):
     """Who decides."""
@@ -49,8 +53,8 @@ class Surroundings:
         num_step_tokens: that a step computes in any case: of those that run.
         kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when there
             is room for it again: several guesses, each as likely.
-        joined_tokens: that its first step then computes beside those of `num_step_tokens`, since
-            others are admitted with it: one for each guess, or for none.
+        joined_tokens: that its first step then computes beside those of `num_step_tokens`, of
+            prompts, and of others that are admitted with it: for each guess, or for none.
         admitted_share: of the blocks that the engine hands out, those of admissions, of late; the
             others are of requests that grow.
         returning: whether the victim is about to return, after it was swapped.
@@ -115,7 +119,7 @@ class Victim:
 
     def guesses(self) -> tuple[Int64s, Int64s]:
         """Return what it may meet when it returns, guess by guess: blocks that it finds in HBM, and
-        tokens that its first step computes for those that are admitted with it."""
+        tokens that its first step computes for others, beside those of each step."""
         kept = np.asarray(self.around.kept_tokens, np.int64)
         joined = np.asarray(self.around.joined_tokens or np.zeros_like(kept), np.int64)
         return np.clip(kept, 0, self.num_tokens - 1) // self.block_size, joined
@@ -160,7 +164,7 @@ def plan_preempt(
     notice_seconds: float = 0.0,
     step_seconds: float = 0.0,
 ) -> PreemptPlan:
-    """Choose what delays requests less; ties are computed again, which leaves links free.
+    """Choose what delays requests less.
 
     A victim gives way because its blocks are wanted, and whoever writes into them before they are
     copied waits until those are: a step, and all requests with it. The first block to be wanted is
@@ -199,8 +203,10 @@ def plan_preempt(
     recompute_cost = again + num_delayed * float(
         _later_seconds(victim, none, links, step_seconds)[0]
     )
-    keeps_choice = not around.returning and victim.num_full_blocks > 0
-    swap = swap_cost < recompute_cost or (swap_cost == recompute_cost and keeps_choice)
+    if around.returning:  # its way down is gone
+        swap = _RELOAD_SHARE * swap_cost < recompute_cost
+    else:  # it is asked about once more if it is swapped: of equals that keeps a choice
+        swap = swap_cost <= recompute_cost and victim.num_full_blocks > 0
     reason = PreemptReason.SWAP_FASTER if swap else PreemptReason.RECOMPUTE_FASTER
     if mode is not PreemptMode.COST:
         swap, reason = mode is PreemptMode.SWAP, PreemptReason.MODE

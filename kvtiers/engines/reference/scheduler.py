@@ -37,13 +37,13 @@ class Schedule:
         self.work[sequence.sequence_id] = (request, sequence, num)
         self.budget -= num
 
-    def admitted_tokens(self) -> dict[str, int]:
-        """Return what is computed of each request that is admitted, or resumed, in this step."""
-        new = {it.request_id: it.live for it in (*self.admitted, *self.resumed)}
-        return {
-            name: sum(self.work[it.sequence_id][2] for it in live if it.sequence_id in self.work)
-            for name, live in new.items()
-        }
+    def chunks(self, num_decode_tokens: int) -> dict[str, int]:
+        """Return the tokens of each request that computes more than a decode."""
+        chunks: dict[str, int] = {}
+        for request, _, num in self.work.values():
+            if num > num_decode_tokens:
+                chunks[request.request_id] = chunks.get(request.request_id, 0) + num
+        return chunks
 
     def drop(self, request: Request) -> None:
         """Take back what a request was given."""
@@ -86,12 +86,14 @@ class Scheduler:
         self._schedule_running(step)
         if not step.preempted:  # else there is no room for anybody
             self._admit(step)
-            self._turnover.stepped(step.admitted_tokens())
+            if self._turnover.has_returned:
+                self._turnover.stepped(step.chunks(self.settings.num_decode_tokens))
         return step
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks away: they are copied down, or it begins again."""
-        around = self._around(request, self._turnover.guesses(request.num_blocks))
+        num_others = sum(it.num_places for it in self._beside(request))
+        around = self._around(request, self._turnover.guesses(request.num_blocks), num_others)
         num_tokens = max(1, request.live[0].num_computed)
         plan = self._tiers.swap(request, num_tokens, around)
         if plan is None:
@@ -228,14 +230,19 @@ class Scheduler:
             if verdict is _Verdict.OVER_SHARE:
                 over.add(request.new.tenant)
 
-    def _around(self, victim: Request, guesses: Sequence[Guess]) -> Surroundings:
+    def _beside(self, victim: Request) -> list[Request]:
+        """Return the others that run, and wait for no load."""
+        return [it for it in self.running if it is not victim and not it.loading]
+
+    def _around(
+        self, victim: Request, guesses: Sequence[Guess], num_step_tokens: int
+    ) -> Surroundings:
         """Return whom a victim leaves behind, or meets when it returns."""
-        running = [it for it in self.running if it is not victim and not it.loading]
         size = self.settings.block_size if self.settings.prefix_caching else 0
         return Surroundings(
-            num_running=len(running),
+            num_running=len(self._beside(victim)),
             num_waiting=len(self.queue) - (victim.state is not State.RUNNING),
-            num_step_tokens=sum(it.num_places for it in running),
+            num_step_tokens=num_step_tokens,
             kept_tokens=tuple(it.num_kept * size for it in guesses) or (0,),
             joined_tokens=tuple(it.num_joined for it in guesses),
             admitted_share=self._turnover.admitted_share,
@@ -244,12 +251,14 @@ class Scheduler:
 
     def _reload_pays(self, request: Request, claims: Sequence[Claim], step: Schedule) -> bool:
         """Whether a swapped request still is reloaded, by what HBM has kept of it after all, and
-        what is computed in any case."""
+        what its step computes for others: so far, or as steps of late in which others returned."""
         num_kept = claims[0].num_local // self.settings.block_size
-        so_far = sum(step.admitted_tokens().values())
-        joined = [max(so_far, it.num_joined) for it in self._turnover.guesses(0)] or [so_far]
-        around = self._around(request, [Guess(num_kept, num) for num in joined])
+        joined = sum(step.chunks(self.settings.num_decode_tokens).values())
+        late = [it.num_joined for it in self._turnover.guesses(0)] or [0]
+        guesses = [Guess(num_kept, max(joined, num)) for num in late]
+        others = self.settings.max_num_batched_tokens - step.budget - joined
         num_copied = request.live[0].num_known - 1  # the last token never was computed
+        around = self._around(request, guesses, others)
         return self._tiers.swap(request, max(1, num_copied), around) is not None
 
     def _dequeue(self, request: Request) -> None:

@@ -19,8 +19,7 @@ class _Absence:
     Attributes:
         since, until: blocks that the pool had handed out when it lost its own, and when it was
             back; None: it still is away.
-        num_joined: tokens that the step in which it was back computed for others that were
-            admitted in it.
+        num_joined: tokens that the step in which it was back computed for others, beside decodes.
     """
 
     since: int
@@ -50,7 +49,7 @@ class Turnover:
         self._pool = pool
         self._absences: deque[_Absence] = deque(maxlen=_NUM_LATE)
         self._away: dict[str, _Absence] = {}
-        self._back: dict[str, _Absence] = {}  # those that returned in the present step
+        self._back: dict[str, _Absence] = {}  # since the last step
         # Blocks that were handed out when the last admission ended; and decaying sums, of those of
         # admissions, and of all.
         self._num_taken = pool.num_taken
@@ -71,13 +70,12 @@ class Turnover:
             absence.until = self._pool.num_taken
             self._back[request_id] = absence
 
-    def stepped(self, num_admitted: Mapping[str, int]) -> None:
-        """Note what a step is going to compute of those that were admitted in it, by request."""
-        if self._back:
-            total = sum(num_admitted.values())
-            for request_id, absence in self._back.items():
-                absence.num_joined = total - num_admitted.get(request_id, 0)
-            self._back.clear()
+    def stepped(self, chunks: Mapping[str, int]) -> None:
+        """Note what a step is going to compute beside decodes, by request."""
+        total = sum(chunks.values())
+        for request_id, absence in self._back.items():
+            absence.num_joined = total - chunks.get(request_id, 0)
+        self._back.clear()
 
     def forget(self, request_id: str) -> None:
         """Note that a request will not return, if it is away."""
@@ -105,6 +103,11 @@ class Turnover:
         joined = sum(num for _, num in back) // len(back) if back else 0
         found = [Guess(max(0, num_blocks - max(0, num - free)), others) for num, others in back]
         return found + [Guess(0, joined)] * num_longer
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether a victim has returned since the last step."""
+        return bool(self._back)
 
     @property
     def admitted_share(self) -> float:
