@@ -53,10 +53,10 @@ class Surroundings:
         num_step_tokens: that a step computes in any case: of those that run.
         kept_tokens: of the victim's leading tokens, those whose KV will still be in HBM when there
             is room for it again: several guesses, each as likely.
-        joined_tokens: that its first step then computes beside those of `num_step_tokens`, of
-            prompts, and of others that are admitted with it: for each guess, or for none.
         admitted_share: of the blocks that the engine hands out, those of admissions, of late; the
             others are of requests that grow.
+        joined_tokens: that its first step then computes beside those of `num_step_tokens`, of
+            prompts, and of others that are admitted with it: for each guess, or for none.
         returning: whether the victim is about to return, after it was swapped.
     """
 
@@ -64,8 +64,8 @@ class Surroundings:
     num_waiting: int = 0
     num_step_tokens: int = 0
     kept_tokens: tuple[int, ...] = (0,)
-    joined_tokens: tuple[int, ...] = ()
     admitted_share: float = 0.0
+    joined_tokens: tuple[int, ...] = ()
     returning: bool = False
 
     @property
