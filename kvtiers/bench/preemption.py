@@ -62,12 +62,13 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """End-to-end latency under one mode."""
+    """End-to-end latency under one mode, and the tokens that were computed more than once."""
 
     p99_seconds: float
     mean_seconds: float
     num_preemptions: int
     num_swaps: int
+    num_recomputed_tokens: int
 
 
 def bursty(rng: random.Random, idx: int, now: float) -> Shape:
@@ -103,7 +104,9 @@ TRAFFIC: Final = (
     Traffic("mixed", mixed, 320, 100_000),
 )
 # Copying a token down at 6 GB/s takes 22 us: longer than computing one of a short sequence (13 us
-# beside decodes), less than one of the longest (44 us). At 25 GB/s it always takes less.
+# beside decodes), less than one of the longest (44 us). At 25 GB/s it always takes less. But what
+# is swapped need not be copied when its request ends: the bytes are the same under every mode, and
+# a mode costs what others wait for.
 LINKS: Final[Mapping[str, LinkSeed]] = {
     "slow": LinkSeed(4e-6, 4e-6, 6e9),  # pageable memory over PCIe 4
     "fast": LinkSeed(4e-6, 4e-6, 25e9),  # PCIe 4, pinned
@@ -164,7 +167,8 @@ def serve(mix: Mix, mode: PreemptMode, seed: int) -> Outcome:
     """Serve a mix once."""
     engine = _engine(mix, mode)
     reports = drive(engine, OpenLoop(mix.traffic.requests(seed)))
-    latencies = sorted(served.e2e_seconds for report in reports for served in report.finished)
+    finished = [served for report in reports for served in report.finished]
+    latencies = sorted(served.e2e_seconds for served in finished)
     gauges = engine.gauges
     engine.close()
     return Outcome(
@@ -172,6 +176,7 @@ def serve(mix: Mix, mode: PreemptMode, seed: int) -> Outcome:
         statistics.fmean(latencies),
         gauges.num_preemptions,
         gauges.num_swaps,
+        sum(served.num_recomputed_tokens for served in finished),
     )
 
 
