@@ -3,7 +3,8 @@
 Usage: python bench/preemption.py [--development] [--only bursty]
 
 Modelled: Llama-3.1-8B on an H100, no byte is moved. Three kinds of traffic, three links and two
-offload policies; 8 seeds that were not looked at while the rule was written (`--development` has
+offload policies, and two more machines: a small slab over a disk, and a model with four times as
+much KV a token; 8 seeds that were not looked at while the rule was written (`--development` has
 4 that were).
 
 The p99 of 80 requests is that of the last but one (of the 320 of "mixed", the last but four), so

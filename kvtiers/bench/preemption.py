@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvtiers.cost.catalogue import known_hardware
+from kvtiers.cost.catalogue import known_hardware, known_storage
 from kvtiers.cost.known_models import known_model
 from kvtiers.cost.links import LinkSeed, offload_link, reload_link
 from kvtiers.cost.preempt import PreemptMode
@@ -52,22 +52,28 @@ class Mix:
     Attributes:
         link: between HBM and DRAM, either way.
         offload: "eager" or "lazy": whether a victim's blocks lie below already.
+        model, hardware: known ones. dram: of the slab. disk: a known storage below it, or none.
     """
 
     name: str
     traffic: Traffic
     link: LinkSeed
     offload: str
+    model: str = "llama-3.1-8b"
+    hardware: str = "h100"
+    dram: str = "64GiB"
+    disk: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """End-to-end latency under one mode."""
+    """End-to-end latency under one mode, and the tokens that were computed more than once."""
 
     p99_seconds: float
     mean_seconds: float
     num_preemptions: int
     num_swaps: int
+    num_recomputed_tokens: int
 
 
 def bursty(rng: random.Random, idx: int, now: float) -> Shape:
@@ -97,23 +103,48 @@ def mixed(rng: random.Random, _: int, now: float) -> Shape:
     return now, num_prompt, rng.randint(400, 2400)
 
 
+def growing(rng: random.Random, _: int, now: float) -> Shape:
+    """Prompts from 100 to 8,000 tokens, with answers of 400 to 4,000."""
+    now += rng.expovariate(4)
+    num_prompt = int(math.exp(rng.uniform(math.log(100), math.log(8_000))))
+    return now, num_prompt, int(math.exp(rng.uniform(math.log(400), math.log(4_000))))
+
+
 TRAFFIC: Final = (
     Traffic("bursty", bursty, 80, 20_000),
     Traffic("adversarial", adversarial, 80, 80_000),
     Traffic("mixed", mixed, 320, 100_000),
 )
 # Copying a token down at 6 GB/s takes 22 us: longer than computing one of a short sequence (13 us
-# beside decodes), less than one of the longest (44 us). At 25 GB/s it always takes less.
+# beside decodes), less than one of the longest (44 us). At 25 GB/s it always takes less. But what
+# is swapped need not be copied when its request ends: the bytes are the same under every mode, and
+# a mode costs what others wait for.
 LINKS: Final[Mapping[str, LinkSeed]] = {
     "slow": LinkSeed(4e-6, 4e-6, 6e9),  # pageable memory over PCIe 4
     "fast": LinkSeed(4e-6, 4e-6, 25e9),  # PCIe 4, pinned
     "far": LinkSeed(10e-3, 4e-6, 6e9),  # slow, with a long way round: small copies never pay
 }
-MIXES: Final = tuple(
-    Mix(f"{traffic.name}, {link}, {offload}", traffic, LINKS[link], offload)
-    for traffic in TRAFFIC
-    for link in LINKS
-    for offload in ("lazy", "eager")
+_OWN: Final = LinkSeed(4e-6, 4e-6, 52.8e9)  # the H100's: PCIe 5
+MIXES: Final = (
+    *(
+        Mix(f"{traffic.name}, {link}, {offload}", traffic, LINKS[link], offload)
+        for traffic in TRAFFIC
+        for link in LINKS
+        for offload in ("lazy", "eager")
+    ),
+    # A slab that holds 4,000 tokens, and a disk: what was swapped may have left it.
+    Mix("bursty, disk, lazy", TRAFFIC[0], _OWN, "lazy", dram="512MiB", disk="sata"),
+    # Attention with a KV head for each query head, 393 kB a token; two cards share PCIe 4 x16. The
+    # pool is what the card has.
+    Mix(
+        "growing, shared, lazy",
+        Traffic("growing", growing, 240, 82_256),
+        LinkSeed(4e-6, 4e-6, 12.5e9),
+        "lazy",
+        model="phi-3-mini-128k",
+        hardware="l40s",
+        dram="512GiB",
+    ),
 )
 
 
@@ -156,7 +187,7 @@ class Comparison:
 
 
 def compare(mix: Mix, seeds: Sequence[int] = SEEDS) -> Comparison:
-    """Serve a mix under each mode: Llama-3.1-8B on an H100 with the mix's link."""
+    """Serve a mix under each mode."""
     return Comparison(mix, {mode: [serve(mix, mode, s) for s in seeds] for mode in PreemptMode})
 
 
@@ -164,7 +195,8 @@ def serve(mix: Mix, mode: PreemptMode, seed: int) -> Outcome:
     """Serve a mix once."""
     engine = _engine(mix, mode)
     reports = drive(engine, OpenLoop(mix.traffic.requests(seed)))
-    latencies = sorted(served.e2e_seconds for report in reports for served in report.finished)
+    finished = [served for report in reports for served in report.finished]
+    latencies = sorted(served.e2e_seconds for served in finished)
     gauges = engine.gauges
     engine.close()
     return Outcome(
@@ -172,12 +204,16 @@ def serve(mix: Mix, mode: PreemptMode, seed: int) -> Outcome:
         statistics.fmean(latencies),
         gauges.num_preemptions,
         gauges.num_swaps,
+        sum(served.num_recomputed_tokens for served in finished),
     )
 
 
 def _engine(mix: Mix, mode: PreemptMode) -> Engine:
-    machine = ModelledMachine.of(known_model("llama-3.1-8b").shape, known_hardware("h100"), {})
-    machine = replace(machine, links={offload_link(): mix.link, reload_link(): mix.link})
+    shape, hardware = known_model(mix.model).shape, known_hardware(mix.hardware)
+    stores = {"nvme": known_storage(mix.disk)} if mix.disk else {}
+    machine = ModelledMachine.of(shape, hardware, stores)
+    host = {offload_link(): mix.link, reload_link(): mix.link}
+    machine = replace(machine, links={**machine.links, **host})
     settings = EngineSettings(
         num_blocks=mix.traffic.num_tokens // 16,
         max_model_len=min(_LONGEST, mix.traffic.num_tokens),
@@ -188,9 +224,7 @@ def _engine(mix: Mix, mode: PreemptMode) -> Engine:
 
 
 def _config(mix: Mix) -> Config:
-    return parse_mapping(
-        {
-            "tiers": [{"kind": "dram", "capacity": "64GiB", "pin": "off"}],
-            "policy": {"offload": mix.offload},
-        }
-    )
+    tiers: list[dict[str, object]] = [{"kind": "dram", "capacity": mix.dram, "pin": "off"}]
+    if mix.disk:
+        tiers.append({"kind": "nvme", "paths": ["/never-touched"], "capacity": "2TiB"})
+    return parse_mapping({"tiers": tiers, "policy": {"offload": mix.offload}})

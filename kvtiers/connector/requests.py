@@ -93,6 +93,10 @@ class RequestState:
                 gone = max(0, (self.num_computed - window + 1) // block_size)
                 block_ids[:gone] = [NO_BLOCK] * min(gone, len(block_ids))
 
+    def leave_behind(self, num_blocks: int) -> None:
+        """Offer no more than so many blocks before all are lost."""
+        self.num_full = min(self.num_full, num_blocks)
+
     def lose_blocks(self) -> None:
         """Note that the engine took the request's blocks away."""
         self.rewind()

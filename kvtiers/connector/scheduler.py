@@ -237,14 +237,13 @@ class SchedulerConnector:
     def schedule(self, step: Step) -> StepOrders:
         """Return what the ranks have to do around the engine's next step."""
         controller = self.controller
-        for request_id in step.preempted:
-            state = self._requests.get(request_id)
-            if state is not None:
-                state.leave_windows(self.shape.windows, self._block_size)
-                self._offers.offer_all(controller, state)
-                state.lose_blocks()
-                controller.preempted(request_id)
-                self._left(request_id, again=True)
+        for state in filter(None, map(self._requests.get, step.preempted)):
+            state.leave_windows(self.shape.windows, self._block_size)
+            state.leave_behind(step.num_copied_blocks.get(state.request_id, state.num_full))
+            self._offers.offer_all(controller, state)
+            state.lose_blocks()
+            controller.preempted(state.request_id)
+            self._left(state.request_id, again=True)
         self._offers.scheduled(controller)
         controller.hold_before()
         controller.overwritten(step.overwritten)

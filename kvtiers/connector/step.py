@@ -36,6 +36,8 @@ class Step:
             is only called for requests that completed a block.
         num_scheduled_tokens: tokens in the step.
         running: requests in the step; those in `num_computed_tokens` may be left out.
+        num_copied_blocks: of requests in `preempted`, the leading blocks that are worth a copy, if
+            not all of them are.
     """
 
     num_computed_tokens: dict[str, int]
@@ -44,3 +46,4 @@ class Step:
     block_ids: Callable[[str], BlockIds]
     num_scheduled_tokens: int
     running: Iterable[str] = ()
+    num_copied_blocks: Mapping[str, int] = field(default_factory=dict)

@@ -216,6 +216,18 @@ KNOWN_MODELS: Final[Mapping[str, KnownModel]] = MappingProxyType(
             3.82e9,
             _CARD,
         ),
+        "phi-3-mini-128k": KnownModel(
+            _config("phi3", (32, 3072, 8192, 32, 32, 32064)),
+            _defaults("microsoft/Phi-3-mini-128k-instruct", "Phi3Config (but for its length)"),
+            3.82e9,
+            "the preset phi3_mini_128k_instruct_en of keras-hub",
+        ),
+        "llama-2-7b": KnownModel(
+            _config("llama", (32, 4096, 11008, 32, 32, 32000)),
+            _defaults("meta-llama/Llama-2-7b-hf", "LlamaConfig (but for its length)"),
+            6.74e9,
+            _CARD,
+        ),
         "deepseek-v2-lite": KnownModel(
             _config(
                 "deepseek_v2",

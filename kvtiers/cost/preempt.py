@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvtiers.cost.links import Links, offload_link
 from kvtiers.cost.loads import Loads
 from kvtiers.cost.prefill import PrefillModel
+
+Float64s = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+
+# Of a victim's last blocks, how many may be computed again rather than copied: they are the first
+# that others write into.
+_LEFT_BEHIND: Final = (0, 1, *(num << by for by in range(20) for num in (2, 3)))
+
+# What was copied down is left there only if computing takes less than this share of the reload:
+# the victim alone would gain, a step or two, and who computes takes room from all others.
+_RELOAD_SHARE: Final = 0.1
 
 
 class PreemptMode(StrEnum):
@@ -43,6 +55,9 @@ class Surroundings:
             is room for it again: several guesses, each as likely.
         admitted_share: of the blocks that the engine hands out, those of admissions, of late; the
             others are of requests that grow.
+        joined_tokens: that its first step then computes beside those of `num_step_tokens`, of
+            prompts, and of others that are admitted with it: for each guess, or for none.
+        returning: whether the victim is about to return, after it was swapped.
     """
 
     num_running: int = 0
@@ -50,6 +65,8 @@ class Surroundings:
     num_step_tokens: int = 0
     kept_tokens: tuple[int, ...] = (0,)
     admitted_share: float = 0.0
+    joined_tokens: tuple[int, ...] = ()
+    returning: bool = False
 
     @property
     def num_others(self) -> int:
@@ -95,10 +112,26 @@ class Victim:
         """Blocks that lie nowhere below yet."""
         return self.num_full_blocks - len(self.stored_sources)
 
-    def kept_blocks(self) -> Counter[int]:
-        """Return how many blocks it may find in HBM, and how many guesses say so."""
-        most = self.num_tokens - 1
-        return Counter(max(0, min(num, most)) // self.block_size for num in self.around.kept_tokens)
+    @property
+    def num_stored_blocks(self) -> int:
+        """Leading blocks that lie below already."""
+        return len(self.stored_sources)
+
+    def guesses(self) -> tuple[Int64s, Int64s]:
+        """Return what it may meet when it returns, guess by guess: blocks that it finds in HBM, and
+        tokens that its first step computes for others, beside those of each step."""
+        kept = np.asarray(self.around.kept_tokens, np.int64)
+        joined = np.asarray(self.around.joined_tokens or np.zeros_like(kept), np.int64)
+        return np.clip(kept, 0, self.num_tokens - 1) // self.block_size, joined
+
+    def prefixes(self) -> Int64s:
+        """Return how many of its leading blocks may lie below when it returns: all full ones, or
+        all but some of the last, or those that do already."""
+        stored, num_new = self.num_stored_blocks, self.num_new_blocks
+        if self.around.returning or not num_new:
+            return np.array([stored], np.int64)
+        left = [num for num in _LEFT_BEHIND if num < num_new] + [num_new] * bool(stored)
+        return self.num_full_blocks - np.array(left, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +145,15 @@ class PreemptPlan:
         swap_cost_seconds: what the way down holds up delays all, the way back the victim; or what
             HBM does not keep is computed after all, where that is better.
         recompute_cost_seconds: its steps delay all, and so does a copy at its end.
+        num_blocks: leading ones that are to lie below, if it is swapped; the others are computed
+            again.
     """
 
     swap: bool
     swap_cost_seconds: float
     recompute_cost_seconds: float
     reason: PreemptReason
+    num_blocks: int
 
 
 def plan_preempt(
@@ -128,7 +164,7 @@ def plan_preempt(
     notice_seconds: float = 0.0,
     step_seconds: float = 0.0,
 ) -> PreemptPlan:
-    """Choose what delays requests less; ties are computed again, which leaves links free.
+    """Choose what delays requests less.
 
     A victim gives way because its blocks are wanted, and whoever writes into them before they are
     copied waits until those are: a step, and all requests with it. The first block to be wanted is
@@ -152,53 +188,73 @@ def plan_preempt(
         raise ValueError(
             f"{len(victim.stored_sources)} of {victim.num_full_blocks} full blocks are stored"
         )
-    kept, back, again = victim.kept_blocks(), 0.0, 0.0
-    for num_kept, num_guesses in kept.items():
-        computed = _again_seconds(victim, num_kept, prefill)
-        loaded = _back_seconds(victim, num_kept, links, prefill) + notice_seconds
-        again += computed * num_guesses / kept.total()
-        back += min(loaded, computed) * num_guesses / kept.total()
-    num_delayed = 1 + victim.around.num_others
-    swap_cost = num_delayed * _stall_seconds(victim, links, step_seconds) + back
-    recompute_cost = again + num_delayed * _later_seconds(victim, links, step_seconds)
-    swap, reason = swap_cost < recompute_cost, PreemptReason.RECOMPUTE_FASTER
-    if swap:
-        reason = PreemptReason.SWAP_FASTER
+    around, chosen = victim.around, victim.prefixes()
+    if mode is PreemptMode.SWAP or victim.num_sequences > 1:
+        chosen = chosen[:1]
+    back, again = _return_seconds(victim, chosen, links, prefill, notice_seconds)
+    num_delayed = 1 + around.num_others
+    later = num_delayed * _later_seconds(
+        victim, victim.num_full_blocks - chosen, links, step_seconds
+    )
+    costs = back + later + num_delayed * _stalls_seconds(victim, chosen, links, step_seconds)
+    best = int(np.argmin(costs))
+    none = np.array([victim.num_new_blocks])
+    swap_cost = float(costs[best])
+    recompute_cost = again + num_delayed * float(
+        _later_seconds(victim, none, links, step_seconds)[0]
+    )
+    if around.returning:  # its way down is gone
+        swap = _RELOAD_SHARE * swap_cost < recompute_cost
+    else:  # it is asked about once more if it is swapped: of equals that keeps a choice
+        swap = swap_cost <= recompute_cost and victim.num_full_blocks > 0
+    reason = PreemptReason.SWAP_FASTER if swap else PreemptReason.RECOMPUTE_FASTER
     if mode is not PreemptMode.COST:
         swap, reason = mode is PreemptMode.SWAP, PreemptReason.MODE
     if victim.num_sequences > 1:
         swap, reason = True, PreemptReason.SEVERAL_SEQUENCES
-    return PreemptPlan(swap, swap_cost, recompute_cost, reason)
+    return PreemptPlan(swap, swap_cost, recompute_cost, reason, int(chosen[best]))
 
 
-def _stall_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
-    """Return for how long steps wait for blocks that are on their way down."""
-    num_new, way = victim.num_new_blocks, links[offload_link()]
+def _stalls_seconds(
+    victim: Victim, num_below: Int64s, links: Links, step_seconds: float
+) -> Float64s:
+    """Return for how long steps wait for blocks that are on their way down, for each number of
+    leading blocks that are to lie below."""
+    num_new, way = num_below - victim.num_stored_blocks, links[offload_link()]
     queued = links.queued_nbytes(offload_link())
-    down = float(way.seconds(num_new, num_new * victim.block_nbytes, queued))
-    another = _share_of_steps(victim, victim.around.num_running - 1)
+    down = way.seconds(num_new, num_new * victim.block_nbytes, queued).tolist()
+    left = (victim.num_full_blocks - num_below).tolist()
     share, each = _wait_for_written(victim, links)
-    first = another * min(each, down)
-    left = max(0.0, down - first - step_seconds)
-    each = share * min(each, left)
+    another = _share_of_steps(victim, victim.around.num_running - 1)
+    per_step = max(1, victim.around.num_running) / victim.block_size
+    waits = []
+    for seconds, num_left in zip(down, left, strict=True):
+        num_steps = num_left / per_step  # which write into blocks that are not copied
+        first = another * max(0.0, 1.0 - num_steps) * min(each, seconds)
+        rest = max(0.0, seconds - first - step_seconds * (1.0 + num_steps))
+        waits.append(first + _waits_seconds(share * min(each, rest), rest, step_seconds))
+    return np.array([0.0] * len(waits) if victim.around.returning else waits)
+
+
+def _waits_seconds(each: float, left: float, step_seconds: float) -> float:
+    """Return for how long steps wait while a copy still takes some time, if each waits so long."""
     num_steps, rest = divmod(left, each + step_seconds) if left else (0.0, 0.0)
-    return first + num_steps * each + min(each, rest)
+    return num_steps * each + min(each, rest)
 
 
-def _later_seconds(victim: Victim, links: Links, step_seconds: float) -> float:
+def _later_seconds(victim: Victim, num_new: Int64s, links: Links, step_seconds: float) -> Float64s:
     """Return for how much longer others wait for the copy of all blocks when the victim is over:
-    for those that would lie below already had it been swapped.
+    for those that would lie below already had they been copied before.
 
     Who is admitted then waits for the copy itself, and all others with it; what is left is taken
     step by step, as when a victim is swapped.
     """
     around, way = victim.around, links[offload_link()]
-    num_new = victim.num_new_blocks
-    down = float(way.seconds(num_new, num_new * victim.block_nbytes)) - way.latency_seconds
+    down = way.seconds(num_new, num_new * victim.block_nbytes) - way.latency_seconds
     share, each = _wait_for_written(victim, links)
     grown = share * each / (share * each + step_seconds)
     waits = around.admitted_share + (1.0 - around.admitted_share) * grown
-    return around.crowding * waits * max(0.0, down)
+    return np.asarray(around.crowding * waits * np.maximum(0.0, down))
 
 
 def _wait_for_written(victim: Victim, links: Links) -> tuple[float, float]:
@@ -219,20 +275,41 @@ def _share_of_steps(victim: Victim, num_running: int) -> float:
     return 1.0 - (1.0 - 1.0 / victim.block_size) ** max(0, num_running)
 
 
-def _again_seconds(victim: Victim, num_kept: int, prefill: PrefillModel) -> float:
-    """Return by how much computing what is lost delays the victim and all others."""
-    around, context = victim.around, num_kept * victim.block_size
-    num_lost = victim.num_tokens - context
-    added = float(prefill.added_seconds(num_lost, context, around.num_step_tokens))
-    return float(prefill.seconds(num_lost, context)) + around.num_others * added
+def _return_seconds(
+    victim: Victim, num_below: Int64s, links: Links, prefill: PrefillModel, notice_seconds: float
+) -> tuple[Float64s, float]:
+    """Return by how much the way back delays the victim and all others, in the mean of all guesses:
+    for each number of leading blocks that lie below, and where all that is lost is computed."""
+    kept, joined = victim.guesses()
+    computed = _compute_seconds(victim, kept, joined, prefill)
+    reached = np.maximum(num_below[:, None], kept)
+    loaded = _load_seconds(victim, num_below, kept, links) + notice_seconds
+    loaded = loaded + _compute_seconds(victim, reached, joined, prefill)
+    if not victim.around.returning:  # then there is a choice
+        loaded = np.minimum(loaded, computed)
+    return loaded.mean(axis=1), float(computed.mean())
 
 
-def _back_seconds(victim: Victim, num_kept: int, links: Links, prefill: PrefillModel) -> float:
-    """Return by how much loading what is lost, and computing the tokens behind the last block,
-    delays the victim."""
-    by_source = np.bincount(np.asarray(victim.stored_sources[num_kept:], np.int64), minlength=1)
-    by_source[0] += victim.num_full_blocks - max(num_kept, len(victim.stored_sources))
+def _compute_seconds(
+    victim: Victim, num_there: Int64s, num_joined: Int64s, prefill: PrefillModel
+) -> Float64s:
+    """Return by how much computing all behind some blocks delays the victim and all others."""
+    around = victim.around
+    context = np.minimum(num_there * victim.block_size, victim.num_tokens - 1)
+    num_lost, others = victim.num_tokens - context, around.num_step_tokens + num_joined
+    added = prefill.added_seconds(num_lost, context, others)
+    return np.asarray(prefill.seconds(num_lost, context) + around.num_others * added)
+
+
+def _load_seconds(victim: Victim, num_below: Int64s, kept: Int64s, links: Links) -> Float64s:
+    """Return what loading of blocks that lie below those takes that HBM has not kept."""
+    sources = np.zeros(victim.num_full_blocks, np.int64)
+    sources[: victim.num_stored_blocks] = victim.stored_sources
+    counts = []
+    for source in range(int(sources.max(initial=0)) + 1):
+        before = np.concatenate(([0], np.cumsum(sources == source)))
+        first = np.minimum(kept, num_below[:, None])
+        counts.append((before[num_below[:, None]] - before[first]).ravel())
     idle = links.without_queues()
-    back = Loads.of_counts(by_source.tolist(), victim.block_nbytes, idle).seconds(idle)
-    context = min(victim.num_full_blocks * victim.block_size, victim.num_tokens - 1)
-    return float(back[0]) + float(prefill.seconds(victim.num_tokens - context, context))
+    seconds = Loads.of_counts(counts, victim.block_nbytes, idle).seconds(idle)
+    return np.asarray(seconds.reshape(len(num_below), len(kept)))

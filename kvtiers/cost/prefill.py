@@ -307,21 +307,24 @@ class PrefillModel:
         attention = self.shape.attention_flops(n, context)
         return np.asarray(self.shape.linear_flops(n) * per_flop + attention * per_attention_flop)
 
-    def added_seconds(self, n: int, context: int = 0, num_others: int = 0) -> float:
-        """Return by how much ``n`` more tokens lengthen steps that run anyway.
+    def added_seconds(
+        self, n: npt.ArrayLike, context: npt.ArrayLike = 0, num_others: npt.ArrayLike = 0
+    ) -> Float64s:
+        """Return by how much ``n`` more tokens lengthen steps that run anyway; broadcasts.
 
         Args:
             num_others: tokens of each of these steps. What fits beside reading the weights, and
                 they leave of it, costs nothing.
         """
-        room = max(1, self.max_tokens_per_step - num_others)
-        num_whole, rest = divmod(n, room)
-        flops = num_whole * self.step_flops(room + num_others)
-        flops = flops + self.step_flops(max(1, rest + num_others))
-        usual = (num_whole + 1) * self.step_flops(max(1, num_others))
+        others = np.asarray(num_others)
+        room = np.maximum(1, self.max_tokens_per_step - others)
+        num_whole, rest = np.divmod(n, room)
+        flops = num_whole * self.step_flops(room + others)
+        flops = flops + self.step_flops(np.maximum(1, rest + others))
+        usual = (num_whole + 1) * self.step_flops(np.maximum(1, others))
         _, per_flop, per_attention_flop, _ = self._cost.coefficients
-        attention = float(self.shape.attention_flops(n, context)) * per_attention_flop
-        return float(np.maximum(flops - usual, 0.0)) * per_flop + attention
+        attention = self.shape.attention_flops(n, context) * per_attention_flop
+        return np.asarray(np.maximum(flops - usual, 0.0) * per_flop + attention)
 
     def observe(
         self, step_flops: float, step_tokens: int, seconds: float, kv_elements_read: float = 0.0

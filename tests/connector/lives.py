@@ -45,9 +45,14 @@ class Told:
     def hashes(self, num: int, name: str = "p") -> list[bytes]:
         return [f"{name}{i}".encode().ljust(32, b".") for i in range(num)]
 
-    def step(self, computed: dict[str, int] | None = None, preempted: tuple[str, ...] = ()):
+    def step(
+        self,
+        computed: dict[str, int] | None = None,
+        preempted: tuple[str, ...] = (),
+        **more: object,
+    ):
         return self.connector.schedule(
-            Step(computed or {}, (), preempted, lambda _: (list(range(100, 200)),), 1)
+            Step(computed or {}, (), preempted, lambda _: (list(range(100, 200)),), 1, **more)
         )
 
     def answer(self, orders: StepOrders, outcome: Outcome = Outcome.OK) -> None:

@@ -66,6 +66,20 @@ def test_a_preempted_request_is_stored_again_after_a_reset():
     assert told.step({"r": 32}).after[0].num_blocks == 2
 
 
+@pytest.mark.parametrize(("copied", "num_blocks"), [({}, 3), ({"r": 2}, 2), ({"q": 1}, 3)])
+def test_of_a_preempted_request_the_last_blocks_may_be_left_behind(copied, num_blocks):
+    """Its engine takes them to be computed again sooner than they were copied."""
+    told = Told(policy={"offload": "lazy"})
+    told.connector.arrived("r", told.hashes(3))
+    assert not told.step({"r": 48}).after
+    orders = told.step(preempted=("r",), num_copied_blocks=copied)
+    (order,) = orders.before
+    assert order.block_ids.tolist() == [100, 101, 102][:num_blocks]
+    told.answer(orders)
+    found = told.connector.reloadable("r", told.hashes(3), 49, 0)
+    assert found.num_tokens == 16 * num_blocks
+
+
 def test_keys_follow_hashes_that_the_engine_replaced():
     """A streaming session drops its last token: the hashes of a block change under its key."""
     told = Told()

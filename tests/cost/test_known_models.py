@@ -39,6 +39,8 @@ def test_every_configuration_names_its_sources(name):
         ("gemma-2-9b", 2 * 42 * 8 * 256 * 2),
         ("gemma-3-27b", 2 * 62 * 16 * 128 * 2),
         ("phi-3-mini", 2 * 32 * 32 * 96 * 2),
+        ("phi-3-mini-128k", 2 * 32 * 32 * 96 * 2),
+        ("llama-2-7b", 2 * 32 * 32 * 128 * 2),
         ("deepseek-v2-lite", 27 * 576 * 2),
         ("deepseek-v3", 61 * 576 * 2),
         ("gpt-oss-120b", 2 * 36 * 8 * 64 * 2),

@@ -22,6 +22,7 @@ from kvtiers.cost.prefill import FALLBACK_SHAPE, PrefillModel, PrefillSpeed
 from .machine import BLOCK_NBYTES, BLOCK_SIZE, bare_link, h100
 
 ALONE = Surroundings()
+ALL = PreemptMode.SWAP  # of which all blocks are copied
 
 
 def links(down: float = 50e9, up: float = 50e9, disk: float = 2e9) -> Links:
@@ -66,13 +67,15 @@ def test_others_wait_for_what_is_computed_and_copied_down_but_not_for_what_is_lo
     one, some, many = (
         plan_preempt(replace(stored, around=Surroundings(num)), slow, h100()) for num in (0, 20, 30)
     )
-    assert (one.swap, some.swap, many.swap) == (False, True, True)
-    assert many.swap_cost_seconds == some.swap_cost_seconds
+    assert one.swap_cost_seconds == one.recompute_cost_seconds  # for it would be computed
+    assert some.swap_cost_seconds < some.recompute_cost_seconds
+    last = 10 * h100().added_seconds(1, 32_767)
+    assert many.swap_cost_seconds == pytest.approx(some.swap_cost_seconds + last)
     more = many.recompute_cost_seconds - one.recompute_cost_seconds
     assert more == pytest.approx(30 * h100().added_seconds(32_768))
     copied = replace(stored, stored_sources=(), around=Surroundings(30))
     down = 2048 * BLOCK_NBYTES / 50e9
-    found = plan_preempt(copied, slow, h100())
+    found = plan_preempt(copied, slow, h100(), ALL)
     assert found.swap_cost_seconds == pytest.approx(many.swap_cost_seconds + 31 * down)
 
 
@@ -80,7 +83,7 @@ def stall_of(num_blocks: int, num_running: int, down: Links, step: float) -> flo
     """What a copy of so many blocks delays each, whatever the way back."""
     around, num_tokens = Surroundings(num_running), num_blocks * BLOCK_SIZE
     copied, stored = (
-        plan_preempt(victim(num_tokens, below, 1, around), down, h100(), step_seconds=step)
+        plan_preempt(victim(num_tokens, below, 1, around), down, h100(), ALL, step_seconds=step)
         for below in ((), [0] * num_blocks)
     )
     return (copied.swap_cost_seconds - stored.swap_cost_seconds) / (1 + num_running)
@@ -187,6 +190,13 @@ def test_what_hbm_keeps_is_neither_computed_nor_loaded():
     context = 32_768 - 64
     again = float(h100().seconds(64, context)) + 20 * h100().added_seconds(64, context, 20)
     assert kept.recompute_cost_seconds == pytest.approx(again)
+    around = Surroundings(20, 0, 20)
+    lost, kept = (
+        plan_preempt(
+            victim(32_768, (), 1, replace(around, kept_tokens=(num,))), links(), h100(), ALL
+        )
+        for num in (0, 32_768 - 64)
+    )
     saved = (2048 - 4) * BLOCK_NBYTES / 50e9
     assert lost.swap_cost_seconds - kept.swap_cost_seconds == pytest.approx(saved)
 
@@ -262,14 +272,107 @@ def test_the_user_may_force_either():
         st.lists(st.integers(0, 200_000), min_size=1, max_size=16).map(tuple),
         st.floats(0, 1),
     ),
+    joined=st.integers(0, 9000),
 )
-def test_the_cheaper_way_is_chosen(num_tokens, share, down, up, around):
-    stored = int(share * (num_tokens // BLOCK_SIZE))
-    found = plan_preempt(victim(num_tokens, [0] * stored, 1, around), links(down, up), h100())
-    assert found.swap == (found.swap_cost_seconds < found.recompute_cost_seconds)
+def test_the_cheaper_way_is_chosen(num_tokens, share, down, up, around, joined):
+    num_full = num_tokens // BLOCK_SIZE
+    stored, way = int(share * num_full), links(down, up)
+    around = replace(around, joined_tokens=(joined,) * len(around.kept_tokens))
+    mine = victim(num_tokens, [0] * stored, 1, around)
+    found = plan_preempt(mine, way, h100())
+    cheaper = found.swap_cost_seconds <= found.recompute_cost_seconds
+    assert found.swap == (cheaper and num_full > 0)
     assert min(found.swap_cost_seconds, found.recompute_cost_seconds) > 0
-    less = plan_preempt(victim(num_tokens, (), 1, around), links(down, up), h100())
-    assert found.swap_cost_seconds <= less.swap_cost_seconds
+    assert stored <= found.num_blocks <= num_full
+    whole = plan_preempt(mine, way, h100(), ALL)
+    assert whole.num_blocks == num_full
+    assert found.swap_cost_seconds <= whole.swap_cost_seconds
+    assert found.recompute_cost_seconds == whole.recompute_cost_seconds
+    bare = plan_preempt(victim(num_tokens, (), 1, around), way, h100(), ALL)
+    assert whole.swap_cost_seconds <= bare.swap_cost_seconds
+
+
+def weighing(step_seconds: float = 1e-4) -> PrefillModel:
+    """An engine beside whose weights 240 tokens cost nothing."""
+    speed = PrefillSpeed(step_seconds, 8e14, flops_per_byte=240.0)
+    return PrefillModel.of(speed, FALLBACK_SHAPE, 8192)
+
+
+def far(latency: float) -> Links:
+    down = LinkModel(latency, 0.0, 50e9)
+    return Links([], {offload_link(): down, reload_link(): bare_link(50e9)})
+
+
+def test_the_last_blocks_are_left_behind_where_others_would_wait_for_their_copy():
+    """32 others take two blocks a step: eight last blocks are four steps, in which a copy over a
+    link that is far away ends; and what is behind them is computed beside the weights."""
+    mine, step = victim(1024, (), 1, Surroundings(32, 0, 32)), 0.01
+    near, away = (
+        plan_preempt(mine, far(latency), weighing(), step_seconds=step) for latency in (0.0, 0.03)
+    )
+    assert near.swap
+    assert away.swap
+    assert near.num_blocks > 60
+    assert 48 <= away.num_blocks <= 58
+    whole = plan_preempt(mine, far(0.03), weighing(), ALL, step_seconds=step)
+    assert whole.num_blocks == 64
+    assert whole.swap_cost_seconds > 0.8 * 33 * 0.03
+    assert away.swap_cost_seconds < 0.01
+
+
+def test_nothing_is_left_behind_where_no_room_is_left_beside_the_weights():
+    """Steps in which others return compute their tokens; these would be computed as well."""
+    around = Surroundings(32, 0, 32, (0,), joined_tokens=(400,))
+    room, none = (
+        plan_preempt(victim(8192, (), 1, it), far(1e-4), weighing(), step_seconds=0.01)
+        for it in (replace(around, joined_tokens=(0,)), around)
+    )
+    assert none.num_blocks > room.num_blocks
+
+
+def test_who_returns_with_others_shares_the_room_beside_the_weights_with_them():
+    around = Surroundings(32, 0, 32, (0, 0), joined_tokens=(0, 100))
+    alone, joined, either = (
+        plan_preempt(
+            victim(160, (), 1, replace(around, joined_tokens=tokens)), links(), weighing()
+        ).recompute_cost_seconds
+        for tokens in ((0, 0), (100, 100), (0, 100))
+    )
+    own, every_token = (float(weighing().seconds(160)), 32 * weighing().marginal_seconds(160))
+    assert alone < own + 0.1 * every_token  # attention
+    assert own + 0.3 * every_token < joined < own + 0.5 * every_token
+    assert either == pytest.approx((alone + joined) / 2)
+
+
+def test_of_equals_a_swap_keeps_the_choice():
+    """HBM is taken to keep all: nothing will be loaded, whatever lies below."""
+    around = Surroundings(8, 0, 8, (10_000,))
+    found = plan_preempt(victim(1030, [0] * 64, 1, around), links(), weighing())
+    assert found.swap_cost_seconds == found.recompute_cost_seconds
+    assert found.swap
+    assert not plan_preempt(victim(BLOCK_SIZE - 1, (), 1, around), links(), weighing()).swap
+
+
+@pytest.mark.parametrize(("up", "reloads"), [(50e9, True), (5e8, True), (5e7, False)])
+def test_who_returns_leaves_what_lies_below_only_if_computing_is_far_cheaper(up, reloads):
+    """128 tokens, 16.8 MB, are computed beside the weights; loading them takes up to 0.34 s."""
+    around = Surroundings(8, 0, 8, returning=True)
+    found = plan_preempt(victim(130, [0] * 8, 1, around), links(up=up), weighing())
+    load = 8 * BLOCK_NBYTES / up
+    assert found.swap_cost_seconds == pytest.approx(
+        load + float(weighing().seconds(2, 128)) + 8 * weighing().added_seconds(2, 128, 8)
+    )
+    assert found.swap == reloads
+    assert (found.recompute_cost_seconds < load) == (up < 50e9)
+
+
+def test_who_returns_copies_nothing():
+    """What it had left behind when it gave way is computed."""
+    found = plan_preempt(
+        victim(1024, [0] * 60, 1, Surroundings(8, 0, 8, returning=True)), far(10.0), weighing()
+    )
+    assert found.num_blocks == 60
+    assert found.swap_cost_seconds < 1
 
 
 @pytest.mark.parametrize(("num_tokens", "stored"), [(100, 7), (0, 0)])

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.step import Reload, Step
-from kvtiers.cost.preempt import PreemptMode, Surroundings
+from kvtiers.cost.preempt import PreemptMode, PreemptPlan, Surroundings
 from kvtiers.engines.reference.block_pool import NULL_BLOCK
 from kvtiers.engines.reference.requests import Request, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings
@@ -29,7 +29,7 @@ class LowerTiers:
         # Of each engine block, under which name kvtiers last knew the run that it lies in.
         self._run_of = [NULL_BLOCK] * (settings.num_blocks + 1)
         self._written: set[int] = set()
-        self._preempted: list[str] = []
+        self._preempted: dict[str, int] = {}  # whom to copy down, and of how many leading blocks
 
     @property
     def there(self) -> bool:
@@ -47,14 +47,14 @@ class LowerTiers:
             sequence.sequence_id, sequence.hashes, sequence.num_known, num_local
         )
 
-    def swap_pays(self, request: Request, num_tokens: int, around: Surroundings) -> bool:
-        """Whether to swap a victim that leaves others behind, or to recompute it; asked when it
-        gives way, and when it returns and meets others."""
+    def swap(self, request: Request, num_tokens: int, around: Surroundings) -> PreemptPlan | None:
+        """Return how to swap a victim that leaves others behind, None to recompute it; asked when
+        it gives way, and when it returns and meets others."""
         if self._connector is None:
-            return False
+            return None
         name, mode = request.live[0].sequence_id, self._settings.preemption
         plan = self._connector.preemption(name, num_tokens, request.num_places, mode, around)
-        return plan.swap
+        return plan if plan.swap else None
 
     # -- commands ---------------------------------------------------------------------
 
@@ -77,12 +77,12 @@ class LowerTiers:
         self.will_write(sequence.block_ids[num_local // self._settings.block_size :])
         connector.allocated(sequence.sequence_id, [self.table(sequence)], num_local, load)
 
-    def swapped(self, request: Request) -> None:
-        """Copy down what is not below yet; it is reloaded later, whatever the planner thinks: that
-        the way down was gone is decided."""
+    def swapped(self, request: Request, num_blocks: int) -> None:
+        """Copy down what of the leading blocks is not below yet; it is reloaded later, whatever the
+        planner thinks: that the way down was gone is decided."""
         assert self._connector is not None, "nothing can be swapped without kvtiers"
         for sequence in request.live:
-            self._preempted.append(sequence.sequence_id)
+            self._preempted[sequence.sequence_id] = num_blocks
             self._connector.swapped(sequence.sequence_id)
 
     def dropped(self, sequence: TokenSequence) -> None:
@@ -121,9 +121,10 @@ class LowerTiers:
             return [self.table(work[sequence_id][1])]
 
         written, self._written = self._written, set()
-        preempted, self._preempted = self._preempted, []
+        preempted, self._preempted = self._preempted, {}
+        num_tokens = num_scheduled_tokens
         return self._connector.schedule(
-            Step(num_computed_tokens, written, preempted, block_ids, num_scheduled_tokens, work)
+            Step(num_computed_tokens, written, preempted, block_ids, num_tokens, work, preempted)
         )
 
     def table(self, sequence: TokenSequence) -> list[int]:

@@ -13,7 +13,7 @@ from kvtiers.engines.reference.lower_tiers import LowerTiers
 from kvtiers.engines.reference.queues import RequestQueue
 from kvtiers.engines.reference.requests import Request, State, TokenSequence
 from kvtiers.engines.reference.settings import EngineSettings, Policy
-from kvtiers.engines.reference.turnover import Turnover
+from kvtiers.engines.reference.turnover import Guess, Turnover
 
 
 @dataclass(slots=True)
@@ -36,6 +36,14 @@ class Schedule:
         """Give a sequence tokens."""
         self.work[sequence.sequence_id] = (request, sequence, num)
         self.budget -= num
+
+    def chunks(self, num_decode_tokens: int) -> dict[str, int]:
+        """Return the tokens of each request that computes more than a decode."""
+        chunks: dict[str, int] = {}
+        for request, _, num in self.work.values():
+            if num > num_decode_tokens:
+                chunks[request.request_id] = chunks.get(request.request_id, 0) + num
+        return chunks
 
     def drop(self, request: Request) -> None:
         """Take back what a request was given."""
@@ -78,16 +86,20 @@ class Scheduler:
         self._schedule_running(step)
         if not step.preempted:  # else there is no room for anybody
             self._admit(step)
+            if self._turnover.has_returned:
+                self._turnover.stepped(step.chunks(self.settings.num_decode_tokens))
         return step
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks away: they are copied down, or it begins again."""
-        around = self._around(request, self._kept_tokens(request))
+        num_others = sum(it.num_places for it in self._beside(request))
+        around = self._around(request, self._turnover.guesses(request.num_blocks), num_others)
         num_tokens = max(1, request.live[0].num_computed)
-        if not self._tiers.swap_pays(request, num_tokens, around):
+        plan = self._tiers.swap(request, num_tokens, around)
+        if plan is None:
             self.restart(request)
             return
-        self._tiers.swapped(request)
+        self._tiers.swapped(request, plan.num_blocks)
         request.num_swaps += 1
         self.num_swaps += 1
         self._give_way(request, State.SWAPPED)
@@ -218,29 +230,36 @@ class Scheduler:
             if verdict is _Verdict.OVER_SHARE:
                 over.add(request.new.tenant)
 
-    def _around(self, victim: Request, kept_tokens: Sequence[int]) -> Surroundings:
+    def _beside(self, victim: Request) -> list[Request]:
+        """Return the others that run, and wait for no load."""
+        return [it for it in self.running if it is not victim and not it.loading]
+
+    def _around(
+        self, victim: Request, guesses: Sequence[Guess], num_step_tokens: int
+    ) -> Surroundings:
         """Return whom a victim leaves behind, or meets when it returns."""
-        running = [it for it in self.running if it is not victim and not it.loading]
+        size = self.settings.block_size if self.settings.prefix_caching else 0
         return Surroundings(
-            num_running=len(running),
+            num_running=len(self._beside(victim)),
             num_waiting=len(self.queue) - (victim.state is not State.RUNNING),
-            num_step_tokens=sum(it.num_places for it in running),
-            kept_tokens=tuple(kept_tokens) or (0,),
+            num_step_tokens=num_step_tokens,
+            kept_tokens=tuple(it.num_kept * size for it in guesses) or (0,),
+            joined_tokens=tuple(it.num_joined for it in guesses),
             admitted_share=self._turnover.admitted_share,
+            returning=victim.state is not State.RUNNING,
         )
 
-    def _kept_tokens(self, victim: Request) -> Sequence[int]:
-        """Return what HBM may keep of a victim, as several guesses."""
-        if not self.settings.prefix_caching:
-            return ()
-        kept = self._turnover.kept_blocks(victim.num_blocks)
-        return [num * self.settings.block_size for num in kept]
-
-    def _reload_pays(self, request: Request, claims: Sequence[Claim]) -> bool:
-        """Whether a swapped request still is reloaded, by what HBM has kept of it after all."""
-        around = self._around(request, [claims[0].num_local])
+    def _reload_pays(self, request: Request, claims: Sequence[Claim], step: Schedule) -> bool:
+        """Whether a swapped request still is reloaded, by what HBM has kept of it after all, and
+        what its step computes for others: so far, or as steps of late in which others returned."""
+        num_kept = claims[0].num_local // self.settings.block_size
+        joined = sum(step.chunks(self.settings.num_decode_tokens).values())
+        late = [it.num_joined for it in self._turnover.guesses(0)] or [0]
+        guesses = [Guess(num_kept, max(joined, num)) for num in late]
+        others = self.settings.max_num_batched_tokens - step.budget - joined
         num_copied = request.live[0].num_known - 1  # the last token never was computed
-        return self._tiers.swap_pays(request, max(1, num_copied), around)
+        around = self._around(request, guesses, others)
+        return self._tiers.swap(request, max(1, num_copied), around) is not None
 
     def _dequeue(self, request: Request) -> None:
         self.queue.remove(request)
@@ -256,7 +275,7 @@ class Scheduler:
         num_places = sum(running.num_places for running in self.running)
         if num_places + request.num_places > self.settings.max_num_seqs:
             return _Verdict.NO_ROOM
-        reloads = request.state is not State.SWAPPED or self._reload_pays(request, claims)
+        reloads = request.state is not State.SWAPPED or self._reload_pays(request, claims, step)
         if not self._admission.find_loads(request, claims, reloads=reloads):
             return _Verdict.ASK_AGAIN
         self._turnover.returns(request.request_id)

@@ -32,11 +32,10 @@ def serve(monkeypatch):
         engine = engine_of(settings_of(20, preemption=PreemptMode.COST, **knobs))
         pool, left, away, asked = engine.scheduler.pool, {}, [], []
 
-        def swap_pays(self, request, num_tokens, around):
+        def swap(self, request, num_tokens, around):
             kept = around.kept_tokens
             left[request.request_id] = pool.num_taken
             asked.append(Asked(request.num_blocks, pool.num_free, kept, away.copy()))
-            return False
 
         def allocated(self, request, claims):
             if request.request_id in left:
@@ -44,7 +43,7 @@ def serve(monkeypatch):
             allocate(self, request, claims)
 
         allocate = Admission.allocate
-        monkeypatch.setattr(LowerTiers, "swap_pays", swap_pays)
+        monkeypatch.setattr(LowerTiers, "swap", swap)
         monkeypatch.setattr(Admission, "allocate", allocated)
         for name, num_prompt, num_output in (
             ("a", 20, 9),
@@ -78,4 +77,4 @@ def test_then_it_is_what_others_were_not_handed_out_while_each_was_away(serve):
 def test_without_a_prefix_cache_nothing_is_kept(serve):
     asked = serve(prefix_caching=False)
     assert len(asked) > 1
-    assert {it.kept_tokens for it in asked} == {(0,)}
+    assert not any(any(it.kept_tokens) for it in asked)

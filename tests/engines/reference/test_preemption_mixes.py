@@ -10,14 +10,17 @@ from kvtiers.cost.preempt import PreemptMode
 
 BY_NAME = {mix.name: mix for mix in MIXES}
 # The median of four seeds, over the better of both ways: measured on a virtual clock, which gives
-# the same each time. On the link "far" each way is best for some victims; on "slow" swapping is for
-# nearly all, but seed 0 has a huge prompt of which HBM keeps all.
+# the same each time. On the link "far" small copies are waited for, of which the last blocks are
+# left behind; where blocks lie below already ("eager") swapping is best for all.
 MOST = {
-    "bursty, far, lazy": 0.9995,
-    "adversarial, far, lazy": 0.9956,
-    "adversarial, slow, lazy": 1.0,
-    "mixed, far, lazy": 0.9975,
+    "bursty, far, lazy": 0.9816,
+    "bursty, slow, lazy": 0.9984,
+    "adversarial, far, lazy": 0.9937,
+    "adversarial, slow, lazy": 0.9999,
+    "adversarial, fast, eager": 1.0,
+    "mixed, far, lazy": 0.976,
 }
+FAR = [name for name in MOST if "far" in name]
 
 
 @cache
@@ -36,16 +39,24 @@ def test_cost_is_as_good_against_the_better_of_both_as_was_measured(name):
 
 
 @pytest.mark.parametrize("mode", [PreemptMode.SWAP, PreemptMode.RECOMPUTE])
-@pytest.mark.parametrize("name", ["adversarial, far, lazy", "mixed, far, lazy"])
-def test_where_each_way_is_best_for_some_it_is_better_than_both(name, mode):
+@pytest.mark.parametrize("name", FAR)
+def test_where_each_way_costs_something_it_is_better_than_both(name, mode):
     found = comparison(name)
-    assert found.p99_seconds(PreemptMode.COST) < found.p99_seconds(mode)
-    assert found.mean_ratio(mode) < 1
-    assert found.ratio(mode) < 1
+    assert found.p99_seconds(PreemptMode.COST) < 0.995 * found.p99_seconds(mode)
+    assert found.mean_ratio(mode) < 0.995
+    assert found.ratio(mode) < 0.995
 
 
-def test_it_swaps_some_and_computes_others():
-    for name in MOST:
-        decided = comparison(name).outcomes[PreemptMode.COST]
-        num_swaps = sum(it.num_swaps for it in decided)
-        assert 0 < num_swaps < sum(it.num_preemptions for it in decided)
+def test_of_the_mixed_requests_every_seed_is_better_off_than_under_either_way():
+    found = comparison("mixed, far, lazy")
+    assert max(found.ratios(PreemptMode.SWAP)) < 0.99
+    assert max(found.ratios(PreemptMode.RECOMPUTE)) < 0.99
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_it_computes_some_again_and_loads_the_rest(name):
+    swap, cost, again = (
+        sum(it.num_recomputed_tokens for it in comparison(name).outcomes[mode])
+        for mode in (PreemptMode.SWAP, PreemptMode.COST, PreemptMode.RECOMPUTE)
+    )
+    assert 2 * swap < cost < again / 2

@@ -142,3 +142,46 @@ def test_a_swapped_request_is_asked_about_again_when_it_returns(reloads):
     assert victim.num_swaps >= 1
     assert (victim.num_reloaded_tokens > 0) == reloads
     assert (victim.num_recomputed_tokens > knobs.block_size) != reloads
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3])
+def test_of_a_swapped_request_no_more_is_copied_than_its_plan_says(num_blocks):
+    """What was left behind is computed when it returns, if HBM has not kept it."""
+    knobs = settings_of(18, watermark=0.0, preemption=PreemptMode.COST, prefix_caching=False)
+    engine = engine_of(knobs, tiers_of(offload="lazy"))
+    connector = engine.runner.connector
+    ask = connector.preemption
+
+    def asked_about(*args):
+        return replace(ask(*args), swap=True, num_blocks=num_blocks)
+
+    connector.preemption = asked_about
+    for idx in range(2):
+        engine.add(request_of(f"r{idx}", 20, 40))
+    served = [it for report in run(engine) for it in report.finished]
+    first = next(it for it in served if it.num_swaps)
+    assert first.num_swaps == 1
+    assert first.num_reloaded_tokens == num_blocks * knobs.block_size
+
+
+def test_a_returning_request_is_told_what_its_step_computes_for_others():
+    """Two that gave way come back in one step: the second is told of what the first computes."""
+    more = {"prefix_caching": False, "max_num_batched_tokens": 256}
+    knobs = settings_of(24, watermark=0.0, preemption=PreemptMode.COST, **more)
+    engine = engine_of(knobs, tiers_of())
+    connector, asked = engine.runner.connector, []
+    ask = connector.preemption
+
+    def asked_about(name, num_tokens, places, mode, around):
+        plan = ask(name, num_tokens, places, mode, around)
+        asked.append((name, around))
+        return replace(plan, swap=not around.returning)
+
+    connector.preemption = asked_about
+    for idx in range(3):
+        engine.add(request_of(f"r{idx}", 20, 40))
+    run(engine)
+    back = [around for _, around in asked if around.returning]
+    assert back
+    assert any(max(around.joined_tokens) > 20 for around in back)
+    assert all(around.num_step_tokens <= 3 for around in back)
