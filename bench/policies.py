@@ -75,7 +75,7 @@ def plain_hits(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator[
     resident: set[BlockKey] = set()
     for blocks in prompts:
         yield _leading(blocks, resident)
-        for key in blocks:
+        for parent, key in zip((None, *blocks), blocks, strict=False):
             if key in resident:
                 policy.touched(key)
                 continue
@@ -83,7 +83,7 @@ def plain_hits(prompts: Sequence[Prompt], name: str, capacity: int) -> Iterator[
             if victim is not None:
                 policy.removed(victim)
                 resident.remove(victim)
-            policy.admitted(key)
+            policy.admitted(key, parent)
             policy.exposed(key)
             resident.add(key)
 

@@ -19,6 +19,9 @@ from kvtiers.model.keys import BlockKey
 FIRST: Final = "cost"  # it wins on most that was measured
 _MOVED_AT_ONCE: Final = 8  # blocks, per admission or hit, that a new leader is told of
 
+_Nearest = tuple[BlockKey, BlockKey | None] | None
+_Blocks = OrderedDict[BlockKey, _Nearest]
+
 
 class Rule(EvictionPolicy, Protocol):
     """A rule that can be followed, and given up."""
@@ -58,10 +61,12 @@ class Adaptive:
         rules = {**RULES, "cost": lambda size: Cost(size, None, self._memory, name_of)}
         self._contest = Contest(capacity, rules, FIRST)
         self._exposed: set[BlockKey] = set()
-        # The blocks that are here, in the order of their use: `_older`, `_untold`, `_used`.
-        self._older: OrderedDict[BlockKey, None] = OrderedDict()  # of which the heir knows
-        self._untold: list[OrderedDict[BlockKey, None]] = []
-        self._used: OrderedDict[BlockKey, None] = OrderedDict()
+        # The blocks that are here, in the order of their use: `_older`, `_untold`, `_used`; each
+        # with the nearest of the sample up to it, and the one before that.
+        self._older: _Blocks = OrderedDict()  # of which the heir knows
+        self._untold: list[_Blocks] = []
+        self._used: _Blocks = OrderedDict()
+        self._num_blocks = 0
         self._policy = self._make(FIRST)
         self._heir: Rule | None = None
         self._retired: Rule | None = None
@@ -71,13 +76,20 @@ class Adaptive:
         """The name of the rule that it follows."""
         return self._contest.leader
 
-    def admitted(self, key: BlockKey) -> None:
+    def admitted(self, key: BlockKey, parent: BlockKey | None = None) -> None:
         """Tell the leader, and let the rules compete for the key."""
         name = fingerprint(key)
         self._memory.note(name)
-        self._used[key] = None
+        self._num_blocks += 1
+        nearest = None
+        if parent is not None:
+            nearest = self._used.get(parent) or self._find(parent)
+        stand_in = self._contest.stand_in(name)
+        if stand_in is not None:
+            nearest = stand_in, nearest and nearest[0]
+        self._used[key] = nearest
         self._policy.admitted(key)
-        self._asked(self._contest.asked(name))
+        self._asked(stand_in, nearest)
 
     def touched(self, key: BlockKey) -> None:
         """Tell the leader, and let the rules compete for the key."""
@@ -89,10 +101,10 @@ class Adaptive:
             self._older.move_to_end(key)
             self._heir.touched(key)
         else:
-            self._forget(key)
-            self._used[key] = None
+            self._used[key] = self._forget(key)
         self._policy.touched(key)
-        self._asked(self._contest.asked(name))
+        stand_in = self._contest.stand_in(name)
+        self._asked(stand_in, stand_in and self._find(key))
 
     def exposed(self, key: BlockKey) -> None:
         """Tell the leader."""
@@ -114,6 +126,7 @@ class Adaptive:
         self._policy.removed(key)
         if self._heir is not None and key in self._older:
             self._heir.removed(key)
+        self._num_blocks -= 1
         self._forget(key)
 
     def next_victim(self) -> BlockKey | None:
@@ -125,18 +138,26 @@ class Adaptive:
             return Cost(self._capacity, self._value, self._memory)
         return RULES[name](self._capacity)
 
-    def _forget(self, key: BlockKey) -> None:
+    def _forget(self, key: BlockKey) -> _Nearest:
         """Take a block out of the order of use."""
         for blocks in (self._used, self._older, *self._untold):
             if key in blocks:
-                del blocks[key]
-                return
+                return blocks.pop(key)
+        return None
 
-    def _asked(self, leader_changed: bool) -> None:
-        if leader_changed:
-            self._heir = self._make(self._contest.leader)
-            self._untold = [self._older, *self._untold, self._used]
-            self._older, self._used = OrderedDict(), OrderedDict()
+    def _find(self, key: BlockKey) -> _Nearest:
+        for blocks in (self._used, self._older, *self._untold):
+            if key in blocks:
+                return blocks[key]
+        return None
+
+    def _asked(self, stand_in: BlockKey | None, nearest: _Nearest) -> None:
+        if stand_in is not None:
+            tied = 2 * len(self._exposed) < self._num_blocks
+            if self._contest.asked(stand_in, nearest and nearest[1], tied):
+                self._heir = self._make(self._contest.leader)
+                self._untold = [self._older, *self._untold, self._used]
+                self._older, self._used = OrderedDict(), OrderedDict()
         if self._heir is not None:
             self._tell(self._heir)
         elif self._retired is not None and not self._retired.shrink(_MOVED_AT_ONCE):
@@ -152,8 +173,8 @@ class Adaptive:
             if not blocks:
                 self._policy, self._heir, self._retired = heir, None, self._policy
                 return
-            key, _ = blocks.popitem(last=False)
-            self._older[key] = None
+            key, nearest = blocks.popitem(last=False)
+            self._older[key] = nearest
             heir.admitted(key)
             if key in self._exposed:
                 heir.exposed(key)

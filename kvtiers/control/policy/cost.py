@@ -115,7 +115,7 @@ class Cost(OnLines):
         self._notes = memory is None
         self._name = name
 
-    def admitted(self, key: BlockKey) -> None:
+    def admitted(self, key: BlockKey, parent: BlockKey | None = None) -> None:  # noqa: ARG002
         """Count residence as a use, beside those before it."""
         name = self._name(key)
         if self._notes:

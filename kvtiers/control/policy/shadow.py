@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvtiers.control.policy.base import EvictionPolicy
@@ -28,29 +28,81 @@ def name_of(stand_in: BlockKey) -> int:
 
 
 class Shadow:
-    """One rule over a tier of sampled keys, all of which may leave."""
+    """One rule over a tier of sampled keys.
+
+    Attributes:
+        num_hits: leading keys of prompts that it had, of late.
+    """
 
     def __init__(self, capacity: int, policy: EvictionPolicy) -> None:
         self._capacity = capacity
         self._policy = policy
-        self._resident: set[BlockKey] = set()
+        self._parents: dict[BlockKey, BlockKey | None] = {}  # of those here, if here and tied
+        self._num_children: dict[BlockKey, int] = {}
         self.num_hits = 0.0
 
-    def asked(self, key: BlockKey) -> None:
-        """Hit a block, or let it in."""
-        policy, resident = self._policy, self._resident
-        if key in resident:
-            self.num_hits += 1
+    def ask(
+        self, keys: Sequence[BlockKey], parent: BlockKey | None, tied: bool, tail_first: bool
+    ) -> None:
+        """Let a prompt, or a part of one, hit what is here, and let in what is not.
+
+        Args:
+            parent: the key before them.
+            tied: whether a key that another one here follows may not leave.
+            tail_first: in which order hits are noted.
+        """
+        policy, here = self._policy, self._parents
+        num = 0
+        if parent is None or parent in here:
+            for key in keys:
+                if key not in here:
+                    break
+                num += 1
+            self.num_hits += num
+        for key in reversed(keys[:num]) if tail_first else keys[:num]:
             policy.touched(key)
+        if num:
+            parent = keys[num - 1]
+        for key in keys[num:]:
+            if key in here:
+                policy.touched(key)
+            else:
+                self._let_in(key, parent if tied and parent in here else None)
+            parent = key
+
+    def _let_in(self, key: BlockKey, parent: BlockKey | None) -> None:
+        policy, here = self._policy, self._parents
+        if len(here) >= self._capacity and not self._evict(parent):
             return
-        if len(resident) >= self._capacity:
-            victim = policy.next_victim()
-            if victim is not None:
-                policy.removed(victim)
-                resident.remove(victim)
         policy.admitted(key)
         policy.exposed(key)
-        resident.add(key)
+        here[key] = parent
+        if parent is not None:
+            num = self._num_children.get(parent, 0)
+            self._num_children[parent] = num + 1
+            if not num:
+                policy.shielded(parent)
+
+    def _evict(self, protected: BlockKey | None) -> bool:
+        """Make room for a child of this one; whether there is any."""
+        policy = self._policy
+        victim = policy.next_victim()
+        if protected is not None and victim == protected:
+            policy.shielded(protected)
+            victim = policy.next_victim()
+            policy.exposed(protected)
+        if victim is None:
+            return False
+        policy.removed(victim)
+        parent = self._parents.pop(victim)
+        if parent is not None:
+            num = self._num_children[parent] - 1
+            if num:
+                self._num_children[parent] = num
+            else:
+                del self._num_children[parent]
+                policy.exposed(parent)
+        return True
 
 
 class Contest:
@@ -76,19 +128,49 @@ class Contest:
         self._until_judged = _WARM_UP * size
         self._warm = False
         self._num_asked = 0
+        self._run: list[BlockKey] = []  # asked for one after another, as they follow each other
+        self._parent: BlockKey | None = None  # of the first
+        self._tied = True
+        self._tail_first = False
 
-    def asked(self, name: int) -> bool:
-        """Note that a key of this fingerprint was asked for; whether the leader has changed."""
+    def stand_in(self, name: int) -> BlockKey | None:
+        """Return what stands for a key of this fingerprint; None if it is not in the sample."""
         if (name * _MIX >> 5 & 0xFFFFFFFF) % self._one_in:
-            return False
-        stand_in = BlockKey(name.to_bytes(4, "big"))  # nothing here refers to the key
+            return None
+        return BlockKey(name.to_bytes(4, "big"))  # nothing here refers to the key
+
+    def asked(self, key: BlockKey, parent: BlockKey | None, tied: bool) -> bool:
+        """Note that a key was asked for; whether the leader has changed.
+
+        Args:
+            key: what stands for it. parent: for the nearest of the sample before it.
+            tied: see `Shadow`.
+        """
+        run = self._run
+        self._tied = tied
+        if run:
+            if parent == run[-1]:
+                run.append(key)
+                return False
+            if key == self._parent:
+                run.insert(0, key)
+                self._parent = parent
+                self._tail_first = True
+                return False
+        changed = self._ask()
+        self._run = [key]
+        self._parent = parent
+        return changed
+
+    def _ask(self) -> bool:
+        run = self._run
         for shadow in self._shadows.values():
-            shadow.asked(stand_in)
-        self._num_asked += 1
-        self._until_judged -= 1
-        if self._until_judged:
+            shadow.ask(run, self._parent, self._tied, self._tail_first)
+        self._num_asked += len(run)
+        self._until_judged -= len(run)
+        if self._until_judged > 0:
             return False
-        self._until_judged = self._size
+        self._until_judged += self._size
         if self._warm:
             return self._judge()
         self._warm = True
