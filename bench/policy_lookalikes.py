@@ -11,13 +11,15 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
 from kvtiers.simulate.trace import TraceRequest
 
-_SIZE = 512
+_SIZE: Final = 512
 
 Requests = Sequence[TraceRequest]
 _Row = tuple[float, list[int], int, int]  # when, ids, tokens, session
@@ -109,3 +111,15 @@ def _requests(rows: list[_Row]) -> Requests:
         TraceRequest(at, tokens, 150, np.array(ids), session)
         for at, ids, tokens, session in sorted(rows, key=lambda row: row[0])
     ]
+
+
+LOOKALIKES: Final[Mapping[str, Callable[[], Requests]]] = MappingProxyType(
+    {
+        "tool calls": lambda: tool_calls(501),
+        "long documents": lambda: long_documents(503),
+        "agent sessions": lambda: agent_sessions(505),
+        "tool calls of many agents": lambda: tool_calls(502, num_agents=400, skew=0.9, turns=1.5),
+        "long documents, more questions": lambda: long_documents(504, questions=4.0),
+        "agent sessions, shared prompts": lambda: agent_sessions(506, 30, 3),
+    }
+)

@@ -12,7 +12,7 @@ from kvtiers.control.policy.cost import Cost, Memory, Value
 from kvtiers.control.policy.lines import fingerprint
 from kvtiers.control.policy.lru import LRU
 from kvtiers.control.policy.s3_fifo import S3FIFO
-from kvtiers.control.policy.shadow import Contest, name_of
+from kvtiers.control.policy.shadow import MIX, Contest, name_of
 from kvtiers.control.policy.w_tinylfu import WTinyLFU
 from kvtiers.model.keys import BlockKey
 
@@ -60,6 +60,7 @@ class Adaptive:
         self._memory = Memory(capacity)
         rules = {**RULES, "cost": lambda size: Cost(size, None, self._memory, name_of)}
         self._contest = Contest(capacity, rules, FIRST)
+        self._one_in = self._contest.one_in
         self._exposed: set[BlockKey] = set()
         # The blocks that are here, in the order of their use: `_older`, `_untold`, `_used`; each
         # with the nearest of the sample up to it, and the one before that.
@@ -70,6 +71,7 @@ class Adaptive:
         self._policy = self._make(FIRST)
         self._heir: Rule | None = None
         self._retired: Rule | None = None
+        self._moving = False  # from one leader to another
 
     @property
     def leader(self) -> str:
@@ -89,22 +91,28 @@ class Adaptive:
             nearest = stand_in, nearest and nearest[0]
         self._used[key] = nearest
         self._policy.admitted(key)
-        self._asked(stand_in, nearest)
+        if stand_in is not None:
+            self._compete(nearest)
+        if self._moving:
+            self._move()
 
     def touched(self, key: BlockKey) -> None:
         """Tell the leader, and let the rules compete for the key."""
         name = fingerprint(key)
         self._memory.note(name)
-        if key in self._used:
+        try:
             self._used.move_to_end(key)
-        elif self._heir is not None and key in self._older:
-            self._older.move_to_end(key)
-            self._heir.touched(key)
-        else:
-            self._used[key] = self._forget(key)
+        except KeyError:
+            if self._heir is not None and key in self._older:
+                self._older.move_to_end(key)
+                self._heir.touched(key)
+            else:
+                self._used[key] = self._forget(key)
         self._policy.touched(key)
-        stand_in = self._contest.stand_in(name)
-        self._asked(stand_in, stand_in and self._find(key))
+        if not (name * MIX >> 5 & 0xFFFFFFFF) % self._one_in:  # `Contest.stand_in`, without a call
+            self._compete(self._find(key))
+        if self._moving:
+            self._move()
 
     def exposed(self, key: BlockKey) -> None:
         """Tell the leader."""
@@ -151,17 +159,23 @@ class Adaptive:
                 return blocks[key]
         return None
 
-    def _asked(self, stand_in: BlockKey | None, nearest: _Nearest) -> None:
-        if stand_in is not None:
-            tied = 2 * len(self._exposed) < self._num_blocks
-            if self._contest.asked(stand_in, nearest and nearest[1], tied):
-                self._heir = self._make(self._contest.leader)
-                self._untold = [self._older, *self._untold, self._used]
-                self._older, self._used = OrderedDict(), OrderedDict()
+    def _compete(self, nearest: _Nearest) -> None:
+        """Let the rules compete for a key of the sample."""
+        if nearest is None:
+            return
+        tied = 2 * len(self._exposed) < self._num_blocks
+        if self._contest.asked(*nearest, tied):
+            self._heir = self._make(self._contest.leader)
+            self._untold = [self._older, *self._untold, self._used]
+            self._older, self._used = OrderedDict(), OrderedDict()
+            self._moving = True
+
+    def _move(self) -> None:
+        """Go on with a change of leader."""
         if self._heir is not None:
             self._tell(self._heir)
-        elif self._retired is not None and not self._retired.shrink(_MOVED_AT_ONCE):
-            self._retired = None
+        elif self._retired is None or not self._retired.shrink(_MOVED_AT_ONCE):
+            self._retired, self._moving = None, False
 
     def _tell(self, heir: Rule) -> None:
         """Tell the heir of the next blocks, in the order of their use; once it knows all, it

@@ -15,6 +15,7 @@ from kvtiers.model.keys import BlockKey
 Value = Callable[[BlockKey], float]
 
 _NEWEST: Final = 64
+_NEVER: Final = 1 << 62
 
 
 class Memory:
@@ -45,24 +46,72 @@ class Ends(Line):
 
     The last is looked for among those that were exposed or used of late: so many are ranked that
     the next of them takes over when it leaves, and so few that a sweep is short.
+
+    Attributes:
+        worst: of the two the one that promises less. promise: what it does. until: the clock up to
+            which that holds, if nothing happens to either. rates: by which it was found.
     """
 
-    __slots__ = ("_newest",)
+    __slots__ = ("_ends", "_newest", "_orders", "promise", "rates", "until", "worst")
 
     def __init__(self) -> None:
         super().__init__()
         self._newest: list[tuple[int, Node]] = []  # the last at the end
+        self._ends: tuple[Node | None, Node | None] = (None, None)  # when they were looked for
+        self._orders = (0, 0)
+        self.worst: Node | None = None
+        self.promise = math.inf
+        self.until = 0
+        self.rates: list[float] = []
 
     def expose(self, node: Node) -> None:
         """Let a block of this line leave from now on."""
         Line.expose(self, node)
         self._rank_newest(node)
+        first, last = self._orders
+        if not first <= node.order < last:
+            self.until = 0
+
+    def shield(self, node: Node) -> None:
+        """Let a block stay."""
+        Line.shield(self, node)
+        if node in self._ends:
+            self.until = 0
 
     def use(self, node: Node, order: int) -> None:
         """Give a block of this line a later place."""
         node.order = order
         if node.exposed:
             self._rank_newest(node)
+            self.until = 0
+
+    def rank(self, now: int, rates: list[float], value: Value | None) -> None:
+        """Find the worst.
+
+        Args:
+            rates: of reuse, by bucket of age. value: see `Cost`.
+        """
+        first, last = self.first(), self.last()
+        self._ends = first, last
+        self._orders = first.order if first else 0, last.order if last else -1
+        self.rates, self.worst, self.promise = rates, None, math.inf
+        until = now + _NEVER
+        for node in (first,) if first is last else (first, last):
+            if node is None:
+                continue
+            age = now - node.order
+            exponent = age.bit_length() - 3  # `bucket_of`, without a call
+            if exponent < 0:
+                promise, edge = rates[age], age + 1
+            else:
+                step = age >> exponent
+                promise, edge = rates[4 * exponent + step], step + 1 << exponent
+            until = min(until, node.order + edge)
+            if value is not None:
+                promise *= value(node.key)
+            if promise < self.promise:
+                self.worst, self.promise = node, promise
+        self.until = until
 
     def last(self) -> Node | None:
         """Return the last block that may leave, None when none of late may."""
@@ -141,19 +190,16 @@ class Cost(OnLines):
         """Return the block that promises least; the least recently used of equals."""
         worst: Node | None = None
         least = math.inf
-        now, value = self._memory.clock, self._value
-        for line, rates in zip(self._lines, self._memory.ages.rates, strict=True):
+        memory = self._memory
+        now = memory.clock
+        for line, rates in zip(self._lines, memory.ages.rates, strict=True):
             if not line.num_exposed:
                 continue
-            first, last = line.first(), line.last()
-            for node in (first,) if first is last else (first, last):
-                if node is None:
-                    continue
-                age = now - node.order
-                exponent = age.bit_length() - 3  # `bucket_of`, without a call
-                promise = rates[age if exponent < 0 else 4 * exponent + (age >> exponent)]
-                if value is not None:
-                    promise *= value(node.key)
-                if promise < least or (promise == least and worst and node.order < worst.order):
-                    worst, least = node, promise
+            if now >= line.until or line.rates is not rates:
+                line.rank(now, rates, self._value)
+            node, promise = line.worst, line.promise
+            if node is not None and (
+                promise < least or (promise == least and worst and node.order < worst.order)
+            ):
+                worst, least = node, promise
         return None if worst is None else worst.key
