@@ -43,6 +43,7 @@ class Shadow:
         self._parents: dict[BlockKey, BlockKey | None] = {}  # of those here, if here and tied
         self._num_children: dict[BlockKey, int] = {}
         self._whole = True  # it had all of the prompt's keys before
+        self._has_room = True  # for the rest of the prompt
         self.num_hits = 0.0
         self.num_leading = 0
         self.variance = 0.0
@@ -61,14 +62,18 @@ class Shadow:
         if not goes_on:
             self.num_leading = 0
             self._whole = parent is None or parent in here
+            self._has_room = True
         num = self._hit(keys) if self._whole else 0
         if num:
             parent = keys[num - 1]
         new: BlockKey | None = None  # was let in just now, and may not leave yet
-        for key in keys[num:]:
+        for key in keys[num:] if self._has_room else ():
             if key not in here:
                 new = self._let_in(key, parent if tied and parent in here else None, new)
-                if new is not None and not tied:
+                if new is None:
+                    self._has_room = False
+                    return
+                if not tied:
                     policy.exposed(new)
                     new = None
             else:
