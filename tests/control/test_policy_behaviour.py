@@ -14,7 +14,7 @@ from kvtiers.control.policy.base import EvictionPolicy
 from kvtiers.control.policy.cost import Cost
 from kvtiers.control.policy.ghosts import Ghosts
 from kvtiers.control.policy.lines import fingerprint
-from kvtiers.control.policy.shadow import Contest, Shadow
+from kvtiers.control.policy.shadow import Contest, Shadow, stand_in
 from kvtiers.control.policy.sketch import Sketch
 from kvtiers.control.tier import Tier
 from kvtiers.model.keys import BlockKey, block_key
@@ -207,10 +207,8 @@ def test_leader_stays_while_rules_do_alike():
 def compete(contest: Contest, prompt: Sequence[BlockKey]) -> None:
     before = None
     for key in prompt:
-        stand_in = contest.stand_in(fingerprint(key))
-        if stand_in is not None:
-            contest.asked(stand_in, before, tied=True)
-            before = stand_in
+        contest.asked(stand_in(fingerprint(key)), before, tied=True)
+        before = stand_in(fingerprint(key))
 
 
 @pytest.mark.parametrize("name", RULES)

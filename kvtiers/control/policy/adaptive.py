@@ -12,7 +12,7 @@ from kvtiers.control.policy.cost import Cost, Memory, Value
 from kvtiers.control.policy.lines import fingerprint
 from kvtiers.control.policy.lru import LRU
 from kvtiers.control.policy.s3_fifo import S3FIFO
-from kvtiers.control.policy.shadow import MIX, Contest, name_of
+from kvtiers.control.policy.shadow import MIX, Contest, name_of, stand_in
 from kvtiers.control.policy.w_tinylfu import WTinyLFU
 from kvtiers.model.keys import BlockKey
 
@@ -86,12 +86,12 @@ class Adaptive:
         nearest = None
         if parent is not None:
             nearest = self._used.get(parent) or self._find(parent)
-        stand_in = self._contest.stand_in(name)
-        if stand_in is not None:
-            nearest = stand_in, nearest and nearest[0]
+        sampled = not (name * MIX >> 5 & 0xFFFFFFFF) % self._one_in
+        if sampled:
+            nearest = stand_in(name), nearest and nearest[0]
         self._used[key] = nearest
         self._policy.admitted(key)
-        if stand_in is not None:
+        if sampled:
             self._compete(nearest)
         if self._moving:
             self._move()
@@ -109,7 +109,7 @@ class Adaptive:
             else:
                 self._used[key] = self._forget(key)
         self._policy.touched(key)
-        if not (name * MIX >> 5 & 0xFFFFFFFF) % self._one_in:  # `Contest.stand_in`, without a call
+        if not (name * MIX >> 5 & 0xFFFFFFFF) % self._one_in:
             self._compete(self._find(key))
         if self._moving:
             self._move()

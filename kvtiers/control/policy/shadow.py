@@ -24,6 +24,11 @@ _LEAST_GAIN: Final = 0.03  # what a change of leader must bring
 _DEVIATIONS: Final = 3.0  # and by how many standard deviations of the difference
 
 
+def stand_in(name: int) -> BlockKey:
+    """Return what stands for a key of this fingerprint; nothing in a shadow refers to the key."""
+    return BlockKey(name.to_bytes(4, "big"))
+
+
 def name_of(stand_in: BlockKey) -> int:
     """Return the fingerprint of the key that a shadow knows as this one."""
     return int.from_bytes(stand_in, "big")
@@ -144,7 +149,11 @@ class Contest:
     and others, ATC 2017). Bounded: 512 blocks for each rule.
 
     Args:
-        rules: by name; they rank stand-ins for keys, see `name_of`.
+        rules: by name; they rank stand-ins for keys, see `stand_in`.
+
+    Attributes:
+        one_in: so many keys is one in the sample: those whose fingerprint times `MIX`, of which
+            the bits from the fifth on count, is divisible by it.
     """
 
     def __init__(
@@ -166,17 +175,11 @@ class Contest:
         self._goes_on = False  # the run, with the prompt of the one before
         self._tied = True
 
-    def stand_in(self, name: int) -> BlockKey | None:
-        """Return what stands for a key of this fingerprint; None if it is not in the sample."""
-        if (name * MIX >> 5 & 0xFFFFFFFF) % self.one_in:
-            return None
-        return BlockKey(name.to_bytes(4, "big"))  # nothing here refers to the key
-
     def asked(self, key: BlockKey, parent: BlockKey | None, tied: bool) -> bool:
         """Note that a key was asked for; whether the leader has changed.
 
         Args:
-            key: what stands for it. parent: for the nearest of the sample before it.
+            key: of the sample: what stands for it. parent: for the nearest of the sample before it.
             tied: see `Shadow`.
         """
         run = self._run
