@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import Final
 
 from kvtiers.control.policy.lines import Line, Node, OnLines, fingerprint
-from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges, class_of
+from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges, bucket_of, class_of
 from kvtiers.control.policy.sketch import Sketch
 from kvtiers.model.keys import BlockKey
 
 Value = Callable[[BlockKey], float]
 
 _NEWEST: Final = 64
-_NEVER: Final = 1 << 62
 
 
 class Memory:
@@ -48,18 +47,16 @@ class Ends(Line):
     the next of them takes over when it leaves, and so few that a sweep is short.
 
     Attributes:
-        worst: of the two the one that promises less. promise: what it does. until: the clock up to
-            which that holds, if nothing happens to either. rates: by which it was found.
+        oldest: the first, when it was looked for last. promise: what it does. until: the clock up
+            to which that holds, if nothing happens to it. rates: by which it was found.
     """
 
-    __slots__ = ("_ends", "_newest", "_orders", "promise", "rates", "until", "worst")
+    __slots__ = ("_newest", "oldest", "promise", "rates", "until")
 
     def __init__(self) -> None:
         super().__init__()
         self._newest: list[tuple[int, Node]] = []  # the last at the end
-        self._ends: tuple[Node | None, Node | None] = (None, None)  # when they were looked for
-        self._orders = (0, 0)
-        self.worst: Node | None = None
+        self.oldest: Node | None = None
         self.promise = math.inf
         self.until = 0
         self.rates: list[float] = []
@@ -68,50 +65,38 @@ class Ends(Line):
         """Let a block of this line leave from now on."""
         Line.expose(self, node)
         self._rank_newest(node)
-        first, last = self._orders
-        if not first <= node.order < last:
+        if self.oldest is None or node.order < self.oldest.order:
             self.until = 0
 
     def shield(self, node: Node) -> None:
         """Let a block stay."""
         Line.shield(self, node)
-        if node in self._ends:
-            self.until = 0
+        if node is self.oldest:
+            self.oldest, self.until = None, 0
 
     def use(self, node: Node, order: int) -> None:
         """Give a block of this line a later place."""
         node.order = order
         if node.exposed:
             self._rank_newest(node)
-            self.until = 0
+            if node is self.oldest:
+                self.until = 0
 
-    def rank(self, now: int, rates: list[float], value: Value | None) -> None:
-        """Find the worst.
+    def rank_oldest(self, now: int, rates: list[float], value: Value | None) -> None:
+        """Look for the first, and for what it promises.
 
         Args:
             rates: of reuse, by bucket of age. value: see `Cost`.
         """
-        first, last = self.first(), self.last()
-        self._ends = first, last
-        self._orders = first.order if first else 0, last.order if last else -1
-        self.rates, self.worst, self.promise = rates, None, math.inf
-        until = now + _NEVER
-        for node in (first,) if first is last else (first, last):
-            if node is None:
-                continue
+        self.oldest = node = self.first()
+        self.rates, self.promise, self.until = rates, math.inf, 0
+        if node is not None:
             age = now - node.order
-            exponent = age.bit_length() - 3  # `bucket_of`, without a call
-            if exponent < 0:
-                promise, edge = rates[age], age + 1
-            else:
-                step = age >> exponent
-                promise, edge = rates[4 * exponent + step], step + 1 << exponent
-            until = min(until, node.order + edge)
+            exponent = max(0, age.bit_length() - 3)
+            self.until = node.order + ((age >> exponent) + 1 << exponent)  # of its bucket
+            self.promise = rates[bucket_of(age)]
             if value is not None:
-                promise *= value(node.key)
-            if promise < self.promise:
-                self.worst, self.promise = node, promise
-        self.until = until
+                self.promise *= value(node.key)
 
     def last(self) -> Node | None:
         """Return the last block that may leave, None when none of late may."""
@@ -190,16 +175,26 @@ class Cost(OnLines):
         """Return the block that promises least; the least recently used of equals."""
         worst: Node | None = None
         least = math.inf
-        memory = self._memory
+        memory, value = self._memory, self._value
         now = memory.clock
         for line, rates in zip(self._lines, memory.ages.rates, strict=True):
             if not line.num_exposed:
                 continue
             if now >= line.until or line.rates is not rates:
-                line.rank(now, rates, self._value)
-            node, promise = line.worst, line.promise
+                line.rank_oldest(now, rates, value)
+            node, promise = line.oldest, line.promise
             if node is not None and (
                 promise < least or (promise == least and worst and node.order < worst.order)
             ):
                 worst, least = node, promise
+            last = line.last()
+            if last is None or last is node:
+                continue
+            age = now - last.order
+            exponent = age.bit_length() - 3  # `bucket_of`, without a call
+            promise = rates[age if exponent < 0 else 4 * exponent + (age >> exponent)]
+            if value is not None:
+                promise *= value(last.key)
+            if promise < least or (promise == least and worst and last.order < worst.order):
+                worst, least = last, promise
         return None if worst is None else worst.key
