@@ -131,7 +131,7 @@ class Tier:
             return None
         entry = Entry(key, parent, slot=slot)
         self._entries[key] = entry
-        self._policy.admitted(key)
+        self._policy.admitted(key, parent)
         tail = self._chains.add(entry)  # of its chain, until now
         if isinstance(tail, Entry) and not tail.pins and not tail.backed and tail.idle:
             self._policy.shielded(tail.key)

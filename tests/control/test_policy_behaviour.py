@@ -14,7 +14,7 @@ from kvtiers.control.policy.base import EvictionPolicy
 from kvtiers.control.policy.cost import Cost
 from kvtiers.control.policy.ghosts import Ghosts
 from kvtiers.control.policy.lines import fingerprint
-from kvtiers.control.policy.shadow import Contest
+from kvtiers.control.policy.shadow import Contest, Shadow, stand_in
 from kvtiers.control.policy.sketch import Sketch
 from kvtiers.control.tier import Tier
 from kvtiers.model.keys import BlockKey, block_key
@@ -193,16 +193,74 @@ def test_adaptive_is_near_the_best_when_the_workload_changes():
 def test_leader_changes_when_another_rule_does_clearly_better():
     contest = Contest(CAPACITY, {name: RULES[name] for name in ("lru", "w-tinylfu")}, "lru")
     for prompt in loop():
-        for key in prompt:
-            contest.asked(fingerprint(key))
+        compete(contest, prompt)
     assert contest.leader == "w-tinylfu"
 
 
 def test_leader_stays_while_rules_do_alike():
     contest = Contest(CAPACITY, {name: RULES[name] for name in ("lru", "arc")}, "lru")
     for number in range(20_000):
-        contest.asked(fingerprint(chain(number, 1)[0]))
+        compete(contest, chain(number, 1))
     assert contest.leader == "lru"
+
+
+def compete(contest: Contest, prompt: Sequence[BlockKey]) -> None:
+    before = None
+    for key in prompt:
+        contest.asked(stand_in(fingerprint(key)), before, tied=True)
+        before = stand_in(fingerprint(key))
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("workload", ["scan", "chats"])
+def test_whole_shadow_has_the_hits_of_its_tier(name, workload):
+    """It learns from what `adaptive` is told which block follows which, and that only tails leave;
+    the tier of another rule hits other blocks."""
+    prompts = scan_over_a_working_set() if workload == "scan" else chats()
+    expected = num_hits(make_policy(name, CAPACITY), prompts)
+    policy = Adaptive(CAPACITY)
+    shadow = policy._contest._shadows[name]
+    policy._contest._until_judged = 10**9
+    num_hits(policy, prompts)
+    assert shadow.num_hits == pytest.approx(expected, rel=0.02)
+
+
+def chats(seed: int = 1) -> list[list[BlockKey]]:
+    """Sixteen chats at once, of which each goes on for some turns; their prompts begin alike."""
+    rng = random.Random(seed)
+    names, lengths = list(range(16)), [4] * 16
+    prompts = []
+    for _ in range(3000):
+        idx = rng.randrange(16)
+        lengths[idx] += rng.randrange(1, 4)
+        if lengths[idx] > 24:
+            names[idx], lengths[idx] = max(names) + 1, 4
+        prompts.append(chain(1_000_000, 2) + chain(names[idx], lengths[idx]))
+    return prompts
+
+
+def test_shadow_counts_no_key_behind_one_that_it_lacks():
+    shadow = Shadow(4, make_policy("lru", 4))
+    first, second, third = chain(1, 3)
+    shadow.ask([second, third], first, tied=False, goes_on=False)
+    shadow.ask([first, second], None, tied=False, goes_on=False)
+    shadow.ask([third], second, tied=False, goes_on=True)  # of the same prompt
+    assert shadow.num_hits == 0
+    shadow.ask([first, second], None, tied=False, goes_on=False)
+    shadow.ask([third], second, tied=False, goes_on=True)
+    assert shadow.num_hits == 3
+
+
+def test_shadow_keeps_what_another_key_follows():
+    """The oldest of a chain, but not its tail, may not leave for one that follows the tail."""
+    shadow = Shadow(3, make_policy("lru", 3))
+    shadow.ask(chain(1, 3), None, tied=True, goes_on=False)
+    shadow.ask(chain(2, 1), None, tied=True, goes_on=False)
+    shadow.ask(chain(1, 3), None, tied=True, goes_on=False)
+    assert shadow.num_hits == 2
+    shadow.ask(chain(3, 5), None, tied=True, goes_on=False)
+    shadow.ask(chain(3, 5), None, tied=True, goes_on=False)
+    assert shadow.num_hits == 2 + 3  # the last two had no room, as in a tier
 
 
 def test_change_of_leader_keeps_every_block(monkeypatch):
@@ -231,10 +289,10 @@ def changing_at(asked, moments):
     names = iter(("lru", "s3-fifo", "arc"))
     count = 0
 
-    def changed(self: Contest, name: int) -> bool:
+    def changed(self: Contest, key: BlockKey, parent: BlockKey | None, tied: bool) -> bool:
         nonlocal count
         count += 1
-        asked(self, name)
+        asked(self, key, parent, tied)
         if count in moments:
             self.leader = next(names)
         return count in moments

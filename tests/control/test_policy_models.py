@@ -264,7 +264,7 @@ def test_cost_names_the_end_of_a_class_that_promises_least(seed: int) -> None:
 
 
 def test_adaptive_is_its_leader_while_nobody_does_better(monkeypatch):
-    monkeypatch.setattr(Contest, "asked", lambda self, name: False)
+    monkeypatch.setattr(Contest, "asked", lambda self, key, parent, tied: False)
     policies = [Adaptive(CAPACITY), make_policy("cost", CAPACITY)]
     resident: list[set[BlockKey]] = [set(), set()]
     for key in requests(5):
@@ -275,7 +275,7 @@ def test_adaptive_is_its_leader_while_nobody_does_better(monkeypatch):
 def test_adaptive_is_the_new_leader_once_it_knows_all_blocks(monkeypatch):
     """Told of the blocks in their order of use, LRU names who an LRU from the start would."""
 
-    def change_at_1000(contest: Contest, name: int) -> bool:
+    def change_at_1000(contest: Contest, *_: object) -> bool:
         nonlocal count
         count += 1
         if count == 1000:

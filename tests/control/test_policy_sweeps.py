@@ -177,7 +177,7 @@ def test_adaptive_keeps_the_order_of_use_over_two_changes(monkeypatch):
     """One change follows while the first heir is told: LRU still learns who was used when."""
     calls = 0
 
-    def changing(contest: Contest, name: int) -> bool:
+    def changing(contest: Contest, *_: object) -> bool:
         nonlocal calls
         calls += 1
         if calls in (400, 410):

@@ -12,12 +12,15 @@ from kvtiers.control.policy.cost import Cost, Memory, Value
 from kvtiers.control.policy.lines import fingerprint
 from kvtiers.control.policy.lru import LRU
 from kvtiers.control.policy.s3_fifo import S3FIFO
-from kvtiers.control.policy.shadow import Contest, name_of
+from kvtiers.control.policy.shadow import MIX, Contest, name_of, stand_in
 from kvtiers.control.policy.w_tinylfu import WTinyLFU
 from kvtiers.model.keys import BlockKey
 
 FIRST: Final = "cost"  # it wins on most that was measured
 _MOVED_AT_ONCE: Final = 8  # blocks, per admission or hit, that a new leader is told of
+
+_Nearest = tuple[BlockKey, BlockKey | None] | None
+_Blocks = OrderedDict[BlockKey, _Nearest]
 
 
 class Rule(EvictionPolicy, Protocol):
@@ -57,42 +60,59 @@ class Adaptive:
         self._memory = Memory(capacity)
         rules = {**RULES, "cost": lambda size: Cost(size, None, self._memory, name_of)}
         self._contest = Contest(capacity, rules, FIRST)
+        self._one_in = self._contest.one_in
         self._exposed: set[BlockKey] = set()
-        # The blocks that are here, in the order of their use: `_older`, `_untold`, `_used`.
-        self._older: OrderedDict[BlockKey, None] = OrderedDict()  # of which the heir knows
-        self._untold: list[OrderedDict[BlockKey, None]] = []
-        self._used: OrderedDict[BlockKey, None] = OrderedDict()
+        # The blocks that are here, in the order of their use: `_older`, `_untold`, `_used`; each
+        # with the nearest of the sample up to it, and the one before that.
+        self._older: _Blocks = OrderedDict()  # of which the heir knows
+        self._untold: list[_Blocks] = []
+        self._used: _Blocks = OrderedDict()
+        self._num_blocks = 0
         self._policy = self._make(FIRST)
         self._heir: Rule | None = None
         self._retired: Rule | None = None
+        self._moving = False  # from one leader to another
 
     @property
     def leader(self) -> str:
         """The name of the rule that it follows."""
         return self._contest.leader
 
-    def admitted(self, key: BlockKey) -> None:
+    def admitted(self, key: BlockKey, parent: BlockKey | None = None) -> None:
         """Tell the leader, and let the rules compete for the key."""
         name = fingerprint(key)
         self._memory.note(name)
-        self._used[key] = None
+        self._num_blocks += 1
+        nearest = None
+        if parent is not None:
+            nearest = self._used.get(parent) or self._find(parent)
+        sampled = not (name * MIX >> 5 & 0xFFFFFFFF) % self._one_in
+        if sampled:
+            nearest = stand_in(name), nearest and nearest[0]
+        self._used[key] = nearest
         self._policy.admitted(key)
-        self._asked(self._contest.asked(name))
+        if sampled:
+            self._compete(nearest)
+        if self._moving:
+            self._move()
 
     def touched(self, key: BlockKey) -> None:
         """Tell the leader, and let the rules compete for the key."""
         name = fingerprint(key)
         self._memory.note(name)
-        if key in self._used:
+        try:
             self._used.move_to_end(key)
-        elif self._heir is not None and key in self._older:
-            self._older.move_to_end(key)
-            self._heir.touched(key)
-        else:
-            self._forget(key)
-            self._used[key] = None
+        except KeyError:
+            if self._heir is not None and key in self._older:
+                self._older.move_to_end(key)
+                self._heir.touched(key)
+            else:
+                self._used[key] = self._forget(key)
         self._policy.touched(key)
-        self._asked(self._contest.asked(name))
+        if not (name * MIX >> 5 & 0xFFFFFFFF) % self._one_in:
+            self._compete(self._find(key))
+        if self._moving:
+            self._move()
 
     def exposed(self, key: BlockKey) -> None:
         """Tell the leader."""
@@ -114,6 +134,7 @@ class Adaptive:
         self._policy.removed(key)
         if self._heir is not None and key in self._older:
             self._heir.removed(key)
+        self._num_blocks -= 1
         self._forget(key)
 
     def next_victim(self) -> BlockKey | None:
@@ -125,22 +146,36 @@ class Adaptive:
             return Cost(self._capacity, self._value, self._memory)
         return RULES[name](self._capacity)
 
-    def _forget(self, key: BlockKey) -> None:
+    def _forget(self, key: BlockKey) -> _Nearest:
         """Take a block out of the order of use."""
         for blocks in (self._used, self._older, *self._untold):
             if key in blocks:
-                del blocks[key]
-                return
+                return blocks.pop(key)
+        return None
 
-    def _asked(self, leader_changed: bool) -> None:
-        if leader_changed:
+    def _find(self, key: BlockKey) -> _Nearest:
+        for blocks in (self._used, self._older, *self._untold):
+            if key in blocks:
+                return blocks[key]
+        return None
+
+    def _compete(self, nearest: _Nearest) -> None:
+        """Let the rules compete for a key of the sample."""
+        if nearest is None:
+            return
+        tied = 2 * len(self._exposed) < self._num_blocks
+        if self._contest.asked(*nearest, tied):
             self._heir = self._make(self._contest.leader)
             self._untold = [self._older, *self._untold, self._used]
             self._older, self._used = OrderedDict(), OrderedDict()
+            self._moving = True
+
+    def _move(self) -> None:
+        """Go on with a change of leader."""
         if self._heir is not None:
             self._tell(self._heir)
-        elif self._retired is not None and not self._retired.shrink(_MOVED_AT_ONCE):
-            self._retired = None
+        elif self._retired is None or not self._retired.shrink(_MOVED_AT_ONCE):
+            self._retired, self._moving = None, False
 
     def _tell(self, heir: Rule) -> None:
         """Tell the heir of the next blocks, in the order of their use; once it knows all, it
@@ -152,8 +187,8 @@ class Adaptive:
             if not blocks:
                 self._policy, self._heir, self._retired = heir, None, self._policy
                 return
-            key, _ = blocks.popitem(last=False)
-            self._older[key] = None
+            key, nearest = blocks.popitem(last=False)
+            self._older[key] = nearest
             heir.admitted(key)
             if key in self._exposed:
                 heir.exposed(key)

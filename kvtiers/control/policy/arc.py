@@ -22,7 +22,7 @@ class ARC(OnLines):
         self._left_once, self._left_again = Ghosts(capacity), Ghosts(capacity)
         self._target = 0  # blocks that were used once, of all
 
-    def admitted(self, key: BlockKey) -> None:
+    def admitted(self, key: BlockKey, parent: BlockKey | None = None) -> None:  # noqa: ARG002
         """Take a block that left lately among those used again, and learn from it."""
         self._clock += 1
         ghost = fingerprint(key)

@@ -15,8 +15,12 @@ class EvictionPolicy(Protocol):
     that is not exposed, and never evicts: it only ranks.
     """
 
-    def admitted(self, key: BlockKey) -> None:
-        """Note that a block became resident; it is not exposed yet."""
+    def admitted(self, key: BlockKey, parent: BlockKey | None = None) -> None:
+        """Note that a block became resident; it is not exposed yet.
+
+        Args:
+            parent: the block before it in its chain, here or not, if there is one.
+        """
         ...
 
     def touched(self, key: BlockKey) -> None:

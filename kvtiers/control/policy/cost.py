@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvtiers.control.policy.lines import Line, Node, OnLines, fingerprint
-from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges, class_of
+from kvtiers.control.policy.reuse_ages import NUM_CLASSES, ReuseAges, bucket_of, class_of
 from kvtiers.control.policy.sketch import Sketch
 from kvtiers.model.keys import BlockKey
 
@@ -45,24 +45,58 @@ class Ends(Line):
 
     The last is looked for among those that were exposed or used of late: so many are ranked that
     the next of them takes over when it leaves, and so few that a sweep is short.
+
+    Attributes:
+        oldest: the first, when it was looked for last. promise: what it does. until: the clock up
+            to which that holds, if nothing happens to it. rates: by which it was found.
     """
 
-    __slots__ = ("_newest",)
+    __slots__ = ("_newest", "oldest", "promise", "rates", "until")
 
     def __init__(self) -> None:
         super().__init__()
         self._newest: list[tuple[int, Node]] = []  # the last at the end
+        self.oldest: Node | None = None
+        self.promise = math.inf
+        self.until = 0
+        self.rates: list[float] = []
 
     def expose(self, node: Node) -> None:
         """Let a block of this line leave from now on."""
         Line.expose(self, node)
         self._rank_newest(node)
+        if self.oldest is None or node.order < self.oldest.order:
+            self.until = 0
+
+    def shield(self, node: Node) -> None:
+        """Let a block stay."""
+        Line.shield(self, node)
+        if node is self.oldest:
+            self.oldest, self.until = None, 0
 
     def use(self, node: Node, order: int) -> None:
         """Give a block of this line a later place."""
         node.order = order
         if node.exposed:
             self._rank_newest(node)
+            if node is self.oldest:
+                self.until = 0
+
+    def rank_oldest(self, now: int, rates: list[float], value: Value | None) -> None:
+        """Look for the first, and for what it promises.
+
+        Args:
+            rates: of reuse, by bucket of age. value: see `Cost`.
+        """
+        self.oldest = node = self.first()
+        self.rates, self.promise, self.until = rates, math.inf, 0
+        if node is not None:
+            age = now - node.order
+            exponent = max(0, age.bit_length() - 3)
+            self.until = node.order + ((age >> exponent) + 1 << exponent)  # of its bucket
+            self.promise = rates[bucket_of(age)]
+            if value is not None:
+                self.promise *= value(node.key)
 
     def last(self) -> Node | None:
         """Return the last block that may leave, None when none of late may."""
@@ -115,7 +149,7 @@ class Cost(OnLines):
         self._notes = memory is None
         self._name = name
 
-    def admitted(self, key: BlockKey) -> None:
+    def admitted(self, key: BlockKey, parent: BlockKey | None = None) -> None:  # noqa: ARG002
         """Count residence as a use, beside those before it."""
         name = self._name(key)
         if self._notes:
@@ -141,19 +175,26 @@ class Cost(OnLines):
         """Return the block that promises least; the least recently used of equals."""
         worst: Node | None = None
         least = math.inf
-        now, value = self._memory.clock, self._value
-        for line, rates in zip(self._lines, self._memory.ages.rates, strict=True):
+        memory, value = self._memory, self._value
+        now = memory.clock
+        for line, rates in zip(self._lines, memory.ages.rates, strict=True):
             if not line.num_exposed:
                 continue
-            first, last = line.first(), line.last()
-            for node in (first,) if first is last else (first, last):
-                if node is None:
-                    continue
-                age = now - node.order
-                exponent = age.bit_length() - 3  # `bucket_of`, without a call
-                promise = rates[age if exponent < 0 else 4 * exponent + (age >> exponent)]
-                if value is not None:
-                    promise *= value(node.key)
-                if promise < least or (promise == least and worst and node.order < worst.order):
-                    worst, least = node, promise
+            if now >= line.until or line.rates is not rates:
+                line.rank_oldest(now, rates, value)
+            node, promise = line.oldest, line.promise
+            if node is not None and (
+                promise < least or (promise == least and worst and node.order < worst.order)
+            ):
+                worst, least = node, promise
+            last = line.last()
+            if last is None or last is node:
+                continue
+            age = now - last.order
+            exponent = age.bit_length() - 3  # `bucket_of`, without a call
+            promise = rates[age if exponent < 0 else 4 * exponent + (age >> exponent)]
+            if value is not None:
+                promise *= value(last.key)
+            if promise < least or (promise == least and worst and last.order < worst.order):
+                worst, least = last, promise
         return None if worst is None else worst.key

@@ -31,7 +31,7 @@ class LRU:
         self._new: deque[BlockKey] = deque()
         self._queued: set[BlockKey] = set()  # what stands in one of these
 
-    def admitted(self, key: BlockKey) -> None:
+    def admitted(self, key: BlockKey, parent: BlockKey | None = None) -> None:  # noqa: ARG002
         """Count residence as the first use."""
         self._clock = self._last_use[key] = self._clock + 1
 

@@ -57,6 +57,7 @@ class ReuseAges:
         self._places: OrderedDict[int, int] = OrderedDict()  # of keys, the oldest first, in:
         self._when, self._uses = array("q"), array("q")  # asked for last, and how often
         self._came_back = np.zeros((NUM_CLASSES, _NUM_BUCKETS))
+        self._lately = [0] * (NUM_CLASSES * _NUM_BUCKETS)  # came back since the last look
         self._never = np.zeros(NUM_CLASSES)
         self._widths = _widths()
         self._num_notes = 0
@@ -70,7 +71,8 @@ class ReuseAges:
         place = self._places.get(fingerprint)
         if place is not None:
             uses = self._uses[place]
-            self._came_back[class_of(uses), bucket_of(now - self._when[place])] += 1
+            bucket = bucket_of(now - self._when[place])
+            self._lately[class_of(uses) * _NUM_BUCKETS + bucket] += 1
             self._when[place], self._uses[place] = now, uses + 1
             self._places.move_to_end(fingerprint)
         else:
@@ -93,6 +95,8 @@ class ReuseAges:
     def _look(self, now: int) -> None:
         self._next_look = self._num_notes + max(_FIRST_LOOK, self._most >> 4)
         waiting = self._waiting(now)
+        self._came_back += np.reshape(self._lately, self._came_back.shape)
+        self._lately = [0] * len(self._lately)
         end = 1 + int(np.flatnonzero((self._came_back + waiting).any(axis=0)).max(initial=0))
         widths = self._widths[:end]
         later = np.triu(np.ones((end, end), dtype=bool))

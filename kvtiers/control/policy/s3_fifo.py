@@ -29,7 +29,7 @@ class S3FIFO(OnLines):
         self._small_due, self._main_due = Line(), Line()
         self._left = Ghosts(capacity)
 
-    def admitted(self, key: BlockKey) -> None:
+    def admitted(self, key: BlockKey, parent: BlockKey | None = None) -> None:  # noqa: ARG002
         """Queue the block, in the main queue if it left the small one lately."""
         self._clock += 1
         line = self._main if self._left.recall(fingerprint(key)) else self._small

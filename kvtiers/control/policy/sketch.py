@@ -33,8 +33,11 @@ class Sketch:
         if self._halved < size:
             self._halve()
         first, second = fingerprint % size, (fingerprint * _MIX >> 7 & 0xFFFFFFFF) % size
-        doubled, doubled_too = first >= self._halved, second >= self._halved
-        one, two = table[first] >> doubled, table[second] >> doubled_too
+        one, two = table[first], table[second]
+        doubled = doubled_too = False
+        if self._halved < size:
+            doubled, doubled_too = first >= self._halved, second >= self._halved
+            one, two = one >> doubled, two >> doubled_too
         if one < two:
             table[first] = one + 1 << doubled
         elif two < one:
@@ -54,8 +57,9 @@ class Sketch:
 
     def count(self, fingerprint: int) -> int:
         """Return how often a key was noted of late, or more; 15 at most."""
-        first = fingerprint % self._size
-        second = (fingerprint * _MIX >> 7 & 0xFFFFFFFF) % self._size
-        one = self._table[first] >> (first >= self._halved)
-        two = self._table[second] >> (second >= self._halved)
+        table, size = self._table, self._size
+        first, second = fingerprint % size, (fingerprint * _MIX >> 7 & 0xFFFFFFFF) % size
+        one, two = table[first], table[second]
+        if self._halved < size:
+            one, two = one >> (first >= self._halved), two >> (second >= self._halved)
         return one if one < two else two

@@ -35,7 +35,7 @@ class WTinyLFU(OnLines):
         self._losers, self._probation = Line(), Line()
         self._sketch = Sketch(capacity)
 
-    def admitted(self, key: BlockKey) -> None:
+    def admitted(self, key: BlockKey, parent: BlockKey | None = None) -> None:  # noqa: ARG002
         """Put the block into the window."""
         self._sketch.note(fingerprint(key))
         node = self._nodes[key] = Node(key, self._window)
