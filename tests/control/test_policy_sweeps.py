@@ -207,6 +207,35 @@ def test_adaptive_keeps_the_order_of_use_over_two_changes(monkeypatch):
         del used[victim]
 
 
+def test_adaptive_gives_up_no_rule_at_once_however_soon_changes_follow(monkeypatch):
+    """Who is given up forgets its blocks bit by bit: the leader, and heirs that never led."""
+    calls, made, make = 0, [], Adaptive._make
+
+    def changing(contest: Contest, *_: object) -> bool:
+        nonlocal calls
+        calls += 1
+        return calls in (400, 410, 440, 480)
+
+    def recorded(policy: Adaptive, name: str):
+        made.append(make(policy, name))
+        return made[-1]
+
+    monkeypatch.setattr(Contest, "asked", changing)
+    monkeypatch.setattr(Adaptive, "_make", recorded)
+    policy = Adaptive(300)
+    names = keys(*range(300))
+    for key in names:
+        policy.admitted(key)
+        policy.exposed(key)
+    most = 0
+    for clock in range(500):
+        policy.touched(names[clock % 300])
+        most = max(most, sum(len(rule._nodes) for rule in made))
+    assert len(made) == 5
+    assert [len(rule._nodes) for rule in made] == [0, 0, 0, 0, 300]
+    assert most <= 3 * 300  # leader, heir, and what is given up
+
+
 def test_rows_of_blocks_that_came_and_went_are_forgotten_though_an_older_one_stays():
     policy, line = LRU(), Line()
     first, *others = keys(*range(5000))

@@ -70,7 +70,7 @@ class Adaptive:
         self._num_blocks = 0
         self._policy = self._make(FIRST)
         self._heir: Rule | None = None
-        self._retired: Rule | None = None
+        self._retired: list[Rule] = []  # which forget what they know
         self._moving = False  # from one leader to another
 
     @property
@@ -165,6 +165,8 @@ class Adaptive:
             return
         tied = 2 * len(self._exposed) < self._num_blocks
         if self._contest.asked(*nearest, tied):
+            if self._heir is not None:
+                self._retired.append(self._heir)
             self._heir = self._make(self._contest.leader)
             self._untold = [self._older, *self._untold, self._used]
             self._older, self._used = OrderedDict(), OrderedDict()
@@ -174,8 +176,9 @@ class Adaptive:
         """Go on with a change of leader."""
         if self._heir is not None:
             self._tell(self._heir)
-        elif self._retired is None or not self._retired.shrink(_MOVED_AT_ONCE):
-            self._retired, self._moving = None, False
+        if self._retired and not self._retired[-1].shrink(_MOVED_AT_ONCE):
+            self._retired.pop()
+        self._moving = self._heir is not None or bool(self._retired)
 
     def _tell(self, heir: Rule) -> None:
         """Tell the heir of the next blocks, in the order of their use; once it knows all, it
@@ -185,7 +188,8 @@ class Adaptive:
                 del self._untold[0]
             blocks = self._untold[0] if self._untold else self._used
             if not blocks:
-                self._policy, self._heir, self._retired = heir, None, self._policy
+                self._retired.append(self._policy)
+                self._policy, self._heir = heir, None
                 return
             key, nearest = blocks.popitem(last=False)
             self._older[key] = nearest
