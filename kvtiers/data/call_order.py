@@ -30,7 +30,7 @@ class Call:
     Attributes:
         verb: what it does. keys: that it concerns; a CLEAR concerns all.
         frames: of a PUT or GET. ticket: of a PUT or GET.
-        outcomes, seconds: its answer, so far.
+        outcomes, seconds, held: its answer, so far.
     """
 
     verb: Verb
@@ -39,6 +39,7 @@ class Call:
     ticket: StoreTicket | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
+    held: frozenset[int] = frozenset()
     number: int = 0
     waits_for: int = 0  # GET: the number of the last change that it must see
     blockers: set[int] = field(default_factory=set)  # a change: reads that must not see it

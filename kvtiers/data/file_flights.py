@@ -25,11 +25,12 @@ _NO_ROOM: Final = (-errno.ENOSPC, -errno.EDQUOT, -errno.EFBIG)
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A `put` or `get` under way. Outcomes are None until they are known."""
+    """A `put` or `get` under way. Outcomes are None until they are known; `held` see there."""
 
     ticket: StoreTicket
     outcomes: list[Outcome | None]
     started: float
+    held: set[int] = field(default_factory=set)
     num_pending: int = field(init=False)
 
     def __post_init__(self) -> None:

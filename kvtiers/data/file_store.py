@@ -143,7 +143,7 @@ class FileStore:
                     fresh[frame.key] = row
             elif entry.written:
                 self._inherited.pop(frame.key, None)
-                self._settle(batch, row, Outcome.OK)
+                self._settle_held(batch, row, Outcome.OK)
             else:
                 entry.followers.append((batch, row, None))
         self._write(batch, frames, list(fresh.values()))
@@ -255,7 +255,15 @@ class FileStore:
         if batch.num_pending == 0:
             outcomes = tuple(found for found in batch.outcomes if found is not None)
             seconds = self._clock() - batch.started
-            self._answers.append(StoreAnswer(batch.ticket, outcomes, seconds))
+            self._answers.append(
+                StoreAnswer(batch.ticket, outcomes, seconds, frozenset(batch.held))
+            )
+
+    def _settle_held(self, batch: Batch, row: int, outcome: Outcome) -> None:
+        """Settle a row of a put that another row has written, or has failed to."""
+        if outcome is Outcome.OK:
+            batch.held.add(row)
+        self._settle(batch, row, outcome)
 
     def _write(self, batch: Batch, frames: Sequence[FrameRef], rows: Sequence[int]) -> None:
         """Place frames and write them; those without a place are FULL."""
@@ -329,7 +337,7 @@ class FileStore:
         rows = []
         for batch, number, frame in followers:
             if frame is None:
-                self._settle(batch, number, outcome)
+                self._settle_held(batch, number, outcome)
             elif outcome is Outcome.OK:
                 entry.num_readers += 1
                 rows.append(Row(batch, number, entry, frame.slot))

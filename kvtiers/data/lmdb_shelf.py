@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvtiers.data.lmdb_access import Session
 from kvtiers.data.lmdb_records import (
@@ -22,6 +22,17 @@ MAX_EVICTIONS: Final = 256  # for one frame: bounds the work of a transaction
 _TOUCH_SHARE: Final = 8  # a frame is young for 1 / 8 of the time that it takes to fill the store
 
 
+class Kept(NamedTuple):
+    """The fate of a frame that was to be kept.
+
+    Attributes:
+        held: it was there, and was not written.
+    """
+
+    outcome: Outcome
+    held: bool = False
+
+
 class Shelf:
     """Frames, index, order and counters, changed together.
 
@@ -35,7 +46,7 @@ class Shelf:
         self.counters = session.env.counters(session.txn)
         self.counters.clock += 1
 
-    def put(self, key: StoreKey, frame: memoryview, eviction: Eviction) -> Outcome:
+    def put(self, key: StoreKey, frame: memoryview, eviction: Eviction) -> Kept:
         """Keep a frame; one that is there stays as it is.
 
         Raises:
@@ -43,9 +54,9 @@ class Shelf:
         """
         if self._txn.get(key, db=self._env.index) is not None:
             self.touch(key)
-            return Outcome.OK
+            return Kept(Outcome.OK, held=True)
         if not self._make_room(footprint(len(frame)), eviction):
-            return Outcome.FULL
+            return Kept(Outcome.FULL)
         counters = self.counters
         record = IndexRecord(len(frame), counters.clock, bytes(frame[:PREFIX_NBYTES]))
         self._txn.put(key, frame[PREFIX_NBYTES:], db=self._env.frames)
@@ -53,7 +64,7 @@ class Shelf:
         self._txn.put(order_key(counters.clock, key), b"", db=self._env.order)
         counters.used_nbytes += footprint(len(frame))
         counters.num_frames += 1
-        return Outcome.OK
+        return Kept(Outcome.OK)
 
     def touch(self, key: StoreKey) -> None:
         """Note an access, unless the last one noted is recent."""

@@ -14,7 +14,7 @@ from kvtiers.data.lmdb_access import LMDBAccess
 from kvtiers.data.lmdb_errors import UnavailableError
 from kvtiers.data.lmdb_records import footprint
 from kvtiers.data.lmdb_settings import Eviction
-from kvtiers.data.lmdb_shelf import Shelf
+from kvtiers.data.lmdb_shelf import Kept, Shelf
 from kvtiers.data.slab import Slab
 from kvtiers.data.store import FrameRef
 from kvtiers.model.errors import KVTiersError
@@ -39,20 +39,20 @@ class LMDBWriter:
         self._num_transactions = 0
         self._says_failure = True
 
-    def put(self, frames: Sequence[FrameRef]) -> list[Outcome]:
+    def put(self, frames: Sequence[FrameRef]) -> list[Kept]:
         """Keep frames, in as many transactions as it takes."""
-        outcomes: list[Outcome] = []
-        while len(outcomes) < len(frames):
-            batch = self._next_batch(frames, len(outcomes))
+        kept: list[Kept] = []
+        while len(kept) < len(frames):
+            batch = self._next_batch(frames, len(kept))
             try:
-                outcomes += self._put_batch(batch)
+                kept += self._put_batch(batch)
             except UnavailableError as error:  # which was said already
                 logger.debug("%d frames not written: %s", len(batch), error)
-                outcomes += [Outcome.FAILED] * len(batch)
+                kept += [Kept(Outcome.FAILED)] * len(batch)
             except (KVTiersError, OSError, ValueError) as error:
                 self._say(len(batch), error)
-                outcomes += [Outcome.FAILED] * len(batch)
-        return outcomes
+                kept += [Kept(Outcome.FAILED)] * len(batch)
+        return kept
 
     def delete(self, keys: Sequence[StoreKey]) -> None:
         """Drop frames; those of a store that is away stay, which is safe: a key is content."""
@@ -86,7 +86,7 @@ class LMDBWriter:
             end += 1
         return frames[start:end]
 
-    def _put_batch(self, frames: Sequence[FrameRef]) -> list[Outcome]:
+    def _put_batch(self, frames: Sequence[FrameRef]) -> list[Kept]:
         """Write a batch; where it fails, its halves, down to single frames."""
         attempts = _SINGLE_ATTEMPTS if len(frames) == 1 else 1
         full = False
@@ -102,16 +102,16 @@ class LMDBWriter:
                 self._say(len(frames), error)
             self._make_room(frames)
         if len(frames) == 1:
-            return [Outcome.FULL if full else Outcome.FAILED]
+            return [Kept(Outcome.FULL if full else Outcome.FAILED)]
         middle = len(frames) // 2
         return self._put_batch(frames[:middle]) + self._put_batch(frames[middle:])
 
-    def _transact(self, frames: Sequence[FrameRef]) -> list[Outcome]:
+    def _transact(self, frames: Sequence[FrameRef]) -> list[Kept]:
         eviction = self._settings.eviction
         with self._access.writing() as session:
             shelf = Shelf(session, self._settings.batch_frames)
             session.env.prepare(shelf.counters, sum(footprint(frame.nbytes) for frame in frames))
-            outcomes = [
+            kept = [
                 shelf.put(frame.key, self._slab.view(frame.slot)[: frame.nbytes], eviction)
                 for frame in frames
             ]
@@ -120,7 +120,7 @@ class LMDBWriter:
             self._adopt_growth()
         self._after()
         self._says_failure = True
-        return outcomes
+        return kept
 
     def _adopt_growth(self) -> bool:
         """Map what another process has grown the file to; returns whether it had."""

@@ -43,7 +43,12 @@ class MemoryStore:
     def put(self, frames: Sequence[FrameRef]) -> StoreTicket:
         """Copy frames out of the slab."""
         started = time.perf_counter()
-        return self._answer([self._put(frame) for frame in frames], started)
+        outcomes, held = [], set()
+        for row, frame in enumerate(frames):
+            if frame.key in self._frames:
+                held.add(row)
+            outcomes.append(self._put(frame))
+        return self._answer(outcomes, started, frozenset(held))
 
     def get(self, frames: Sequence[FrameRef]) -> StoreTicket:
         """Copy frames into the slab."""
@@ -91,8 +96,10 @@ class MemoryStore:
         self._slab.view(frame.slot)[: frame.nbytes] = held
         return Outcome.OK
 
-    def _answer(self, outcomes: list[Outcome], started: float) -> StoreTicket:
+    def _answer(
+        self, outcomes: list[Outcome], started: float, held: frozenset[int] = frozenset()
+    ) -> StoreTicket:
         ticket = StoreTicket(next(self._tickets))
         seconds = time.perf_counter() - started
-        self._answers.append(StoreAnswer(ticket, tuple(outcomes), seconds))
+        self._answers.append(StoreAnswer(ticket, tuple(outcomes), seconds, held))
         return ticket

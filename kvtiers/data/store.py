@@ -28,11 +28,18 @@ class FrameRef:
 
 @dataclass(frozen=True, slots=True)
 class StoreAnswer:
-    """The fate of a submitted batch: one `Outcome` per frame, in order, and seconds at work."""
+    """The fate of a submitted batch: one `Outcome` per frame, in order, and seconds at work.
+
+    Attributes:
+        held: rows of a put that are OK without having been written, as the key was there or
+            another row brought it. A store that cannot say names none; then its link seems to
+            carry them.
+    """
 
     ticket: StoreTicket
     outcomes: tuple[Outcome, ...]
     seconds: float
+    held: frozenset[int] = frozenset()
 
 
 class BlockStore(Protocol):
@@ -46,7 +53,7 @@ class BlockStore(Protocol):
     """
 
     def put(self, frames: Sequence[FrameRef]) -> StoreTicket:
-        """Submit frames to keep: OK, FULL or FAILED. A key already there is OK, unwritten."""
+        """Submit frames to keep: OK, FULL or FAILED. A key already there is OK, and held."""
         ...
 
     def get(self, frames: Sequence[FrameRef]) -> StoreTicket:

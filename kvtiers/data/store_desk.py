@@ -52,7 +52,9 @@ class StoreDesk:
 
     A store is a plugin and may raise anything; whatever it raises fails one batch. Each answer
     says how long its batch was at work; batches that were at work together count no longer than
-    the link was busy.
+    the link was busy. Frames that did not move, since they failed or the store held them, count as
+    none: of a batch in which others moved these take all of its time, and one in which none did
+    is no measurement.
 
     Args:
         clock: of the same seconds that answers are in.
@@ -122,8 +124,7 @@ class StoreDesk:
                 logger.error("store %s answered unknown ticket %d", name, answer.ticket)
                 continue
             storing = self._running.pop((name, answer.ticket))
-            seconds = self._seconds_alone(storing, answer)
-            yield storing, self._outcomes(storing, answer, seconds)
+            yield storing, self._outcomes(storing, answer)
 
     def delete(self, name: str, keys: Sequence[StoreKey]) -> None:
         """Drop frames from a store; one that fails keeps them, which is safe: a key is content."""
@@ -161,19 +162,9 @@ class StoreDesk:
         self._silent.discard(name)
         return answers
 
-    def _seconds_alone(self, storing: Storing, answer: StoreAnswer) -> float:
-        """Return what of a batch's seconds no other batch beside it has counted."""
-        link = storing.store, storing.writes
-        busy = self._busy[link]
-        busy.num_batches -= 1
-        if not busy.num_batches:
-            del self._busy[link]
-        seconds = max(0.0, min(answer.seconds, self._clock() - busy.started - busy.counted))
-        busy.counted += seconds
-        return seconds
-
-    def _outcomes(self, storing: Storing, answer: StoreAnswer, seconds: float) -> Sequence[Outcome]:
+    def _outcomes(self, storing: Storing, answer: StoreAnswer) -> Sequence[Outcome]:
         num = len(storing.rows)
+        busy = self._leave(storing)
         if len(answer.outcomes) != num:
             logger.error(
                 "store %s answered %d outcomes for %d frames",
@@ -182,12 +173,27 @@ class StoreDesk:
                 num,
             )
             return (Outcome.FAILED,) * num
+        held = answer.held if storing.writes else frozenset[int]()
         moved = [
             frame.nbytes
-            for frame, outcome in zip(storing.frames, answer.outcomes, strict=True)
-            if outcome is Outcome.OK
+            for idx, (frame, outcome) in enumerate(
+                zip(storing.frames, answer.outcomes, strict=True)
+            )
+            if outcome is Outcome.OK and idx not in held
         ]
-        name = storing.store
-        link = f"{DRAM}>{name}" if storing.writes else f"{name}>{DRAM}"
-        self._meter.add(link, len(moved), sum(moved), seconds)
+        if moved:  # else nothing was measured, and no batch beside it loses time to this one
+            name = storing.store
+            link = f"{DRAM}>{name}" if storing.writes else f"{name}>{DRAM}"
+            seconds = max(0.0, min(answer.seconds, self._clock() - busy.started - busy.counted))
+            busy.counted += seconds
+            self._meter.add(link, len(moved), sum(moved), seconds)
         return answer.outcomes
+
+    def _leave(self, storing: Storing) -> _Busy:
+        """Take a batch out of its stretch of time, and return that."""
+        link = storing.store, storing.writes
+        busy = self._busy[link]
+        busy.num_batches -= 1
+        if not busy.num_batches:
+            del self._busy[link]
+        return busy

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvtiers.data.slab import Slab
-from kvtiers.data.store import BlockStore, FrameRef, StoreTicket
+from kvtiers.data.store import BlockStore, FrameRef, StoreAnswer, StoreTicket
 from kvtiers.model.keys import StoreKey
 from kvtiers.model.outcome import Outcome
 
@@ -39,25 +39,32 @@ def frame_bytes(number: int, nbytes: int, version: int = 0) -> bytes:
 
 def wait_answers(
     store: BlockStore, tickets: Collection[StoreTicket]
-) -> dict[StoreTicket, tuple[Outcome, ...]]:
+) -> dict[StoreTicket, StoreAnswer]:
     """Poll until batches are answered; fails on an answer that nobody asked for, or none."""
-    wanted, found = set(tickets), dict[StoreTicket, tuple[Outcome, ...]]()
+    wanted, found = set(tickets), dict[StoreTicket, StoreAnswer]()
     deadline = time.monotonic() + ANSWER_SECONDS
     while wanted - found.keys():
         for answer in store.poll():
             assert answer.ticket in wanted, f"ticket {answer.ticket} was never submitted"
             assert answer.ticket not in found, f"ticket {answer.ticket} was answered twice"
-            found[answer.ticket] = answer.outcomes
+            found[answer.ticket] = answer
         assert time.monotonic() < deadline, f"no answer to {wanted - found.keys()}"
     return found
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Puts, gets and deletions, several batches at a time; settled before it looks."""
+    """Puts, gets and deletions, several batches at a time; settled before it looks.
 
-    def __init__(self, store: BlockStore, slab: Slab, capacity_nbytes: int) -> None:
+    Args:
+        says_held: whether the store must say of each frame that it held.
+    """
+
+    def __init__(
+        self, store: BlockStore, slab: Slab, capacity_nbytes: int, *, says_held: bool = False
+    ) -> None:
         super().__init__()
         self.store = store
+        self.says_held = says_held
         self.slab = slab
         self.capacity_nbytes = capacity_nbytes
         self.model: dict[int, bytes] = {}
@@ -115,12 +122,17 @@ class StoreMachine(RuleBasedStateMachine):
         tickets = [ticket for _, ticket, _ in log if ticket is not None]
         answers = wait_answers(self.store, tickets)
         for verb, ticket, rows in log:
-            outcomes = answers[ticket] if ticket is not None else (Outcome.OK,) * len(rows)
-            assert len(outcomes) == len(rows)
-            for (number, body, frame), outcome in zip(rows, outcomes, strict=True):
+            if ticket is None:
+                answer = StoreAnswer(StoreTicket(0), (Outcome.OK,) * len(rows), 0.0)
+            else:
+                answer = answers[ticket]
+                self.free += [frame.slot for _, _, frame in rows]
+            assert len(answer.outcomes) == len(rows)
+            assert answer.held <= set(range(len(rows)))
+            for idx, (row, outcome) in enumerate(zip(rows, answer.outcomes, strict=True)):
+                number, body, frame = row
+                self._check_held(verb, number, outcome, held=idx in answer.held)
                 getattr(self, f"_was_{verb}")(number, body, frame, outcome)
-                if ticket is not None:
-                    self.free.append(frame.slot)
         self.settled = True
 
     @invariant()
@@ -146,6 +158,13 @@ class StoreMachine(RuleBasedStateMachine):
         number += self.base
         frame = FrameRef(store_key_of(number), self.free.pop(), nbytes)
         return number, frame_bytes(number, nbytes, self.version), frame
+
+    def _check_held(self, verb: str, number: int, outcome: Outcome, *, held: bool) -> None:
+        """Compare what is said to be held with what is, before a row takes effect."""
+        if verb == "put" and outcome is Outcome.OK and number in self.model:
+            assert held or not self.says_held, "a frame that was held is said to be written"
+        else:
+            assert not held, "a frame that was written, or is not there, is said to be held"
 
     def _was_put(self, number: int, body: bytes, _frame: FrameRef, outcome: Outcome) -> None:
         if number in self.model:

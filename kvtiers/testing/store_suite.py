@@ -56,7 +56,13 @@ class Harness:
     def settle(self, *tickets: StoreTicket) -> list[Outcome]:
         """Wait for the answers of batches; returns their outcomes, one after another."""
         answers = wait_answers(self.store, tickets)
-        return [outcome for ticket in tickets for outcome in answers[ticket]]
+        return [outcome for ticket in tickets for outcome in answers[ticket].outcomes]
+
+    def held_of(self, *tickets: StoreTicket) -> list[frozenset[int]]:
+        """Wait for the answers of puts that are OK; returns which rows of each were held."""
+        answers = wait_answers(self.store, tickets)
+        assert {what for answer in answers.values() for what in answer.outcomes} == {Outcome.OK}
+        return [answers[ticket].held for ticket in tickets]
 
     def put(self, *numbers: int) -> list[Outcome]:
         """Put frames in one batch, from slots 0, 1, ...; returns their outcomes."""
@@ -91,6 +97,7 @@ class StoreSuite(ABC):
 
     num_examples = 50  # of the state machine; fewer for a slow medium
     shared = False  # whether several engines use it, so that `retire` may drop nothing
+    says_held = False  # whether it must say which frames of a put it held; a new store should
 
     @abstractmethod
     def make(self, slab: Slab, capacity_nbytes: int, folder: Path) -> BlockStore:
@@ -208,6 +215,24 @@ class StoreSuite(ABC):
         assert box.get(1) == [Outcome.OK]
         assert box.slot_is(0, 1)
 
+    def test_what_is_said_to_be_held_was(self, box: Harness) -> None:
+        """Of frames that nobody put before, none; nor of those that were deleted since."""
+        frames = [box.filled(n, n) for n in range(3)]
+        assert box.held_of(box.store.put(frames)) == [frozenset()]
+        box.store.delete([store_key_of(1)])
+        assert box.held_of(box.store.put(frames[1:2])) == [frozenset()]
+
+    def test_frames_that_were_held_are_said_to_be(self, box: Harness) -> None:
+        """Among others, twice in a batch, and while another batch still writes them."""
+        if not self.says_held:
+            pytest.skip("it does not say which frames of a put it held")
+        box.put(1, 2)
+        frames = [box.filled(n, slot) for slot, n in enumerate((1, 3, 2, 4))]
+        assert box.held_of(box.store.put(frames)) == [{0, 2}]
+        assert box.held_of(box.store.put([box.filled(5, 0), box.filled(5, 1)])) == [{1}]
+        tickets = [box.store.put([box.filled(6, slot)]) for slot in range(3)]
+        assert box.held_of(*tickets) == [frozenset(), {0}, {0}]
+
     def test_missing_key_is_missing_and_leaves_its_slot(self, box: Harness) -> None:
         """Alone and among others."""
         box.put(1, 2)
@@ -322,8 +347,8 @@ class StoreSuite(ABC):
         tickets.append(box.store.get([box.frame(99, 9), box.frame(98, 10)]))
         assert len(set(tickets)) == 9
         answers = wait_answers(box.store, tickets)
-        assert [len(answers[ticket]) for ticket in tickets] == [1] * 8 + [2]
-        assert answers[tickets[-1]] == (Outcome.MISSING,) * 2
+        assert [len(answers[ticket].outcomes) for ticket in tickets] == [1] * 8 + [2]
+        assert answers[tickets[-1]].outcomes == (Outcome.MISSING,) * 2
         assert box.store.poll() == []
 
     def test_empty_batch_is_answered(self, box: Harness) -> None:
@@ -363,13 +388,13 @@ class StoreSuite(ABC):
         """Any sequence of calls, several batches at a time, against a plain dict."""
 
         def machine() -> StoreMachine:
-            return StoreMachine(make_store(3 * SLOT_NBYTES), slab, 3 * SLOT_NBYTES)
+            store, nbytes = make_store(3 * SLOT_NBYTES), 3 * SLOT_NBYTES
+            return StoreMachine(store, slab, nbytes, says_held=self.says_held)
 
-        checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
         config = settings(
             max_examples=self.num_examples,
             stateful_step_count=30,
             deadline=None,
-            suppress_health_check=checks,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
         )
         run_state_machine_as_test(machine, settings=config)  # type: ignore[arg-type]

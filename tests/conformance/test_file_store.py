@@ -17,6 +17,7 @@ from kvtiers.testing.store_suite import StoreSuite
 
 class FileStoreSuite(StoreSuite):
     num_examples = 15
+    says_held = True
     settings: dict[str, object] = {}
     num_paths = 1
 

@@ -31,6 +31,7 @@ from kvtiers.testing.store_suite import (
 class LMDBSuite(StoreSuite):
     num_examples = 15
     shared = True
+    says_held = True
     eviction = Eviction.NONE
     write_map = WriteMap.AUTO
 

@@ -15,6 +15,8 @@ from kvtiers.testing.store_suite import StoreSuite
 
 
 class TestMemoryStore(StoreSuite):
+    says_held = True
+
     def make(self, slab: Slab, capacity_nbytes: int, folder: Path) -> BlockStore:
         return MemoryStore(slab, capacity_nbytes)
 
@@ -25,15 +27,21 @@ class TestMemoryStore(StoreSuite):
 
 
 class TestMemoryStoreWithoutFaults(StoreSuite):
+    says_held = True
+
     def make(self, slab: Slab, capacity_nbytes: int, folder: Path) -> BlockStore:
         return FaultyStore(MemoryStore(slab, capacity_nbytes), slab)
 
 
 class TestMemoryStoreWithLateAnswers(StoreSuite):
+    says_held = True
+
     def make(self, slab: Slab, capacity_nbytes: int, folder: Path) -> BlockStore:
         return LateStore(MemoryStore(slab, capacity_nbytes), polls=3)
 
 
 class TestMemoryStoreWithAnswersOutOfOrder(StoreSuite):
+    says_held = True
+
     def make(self, slab: Slab, capacity_nbytes: int, folder: Path) -> BlockStore:
         return LateStore(MemoryStore(slab, capacity_nbytes), polls=2, seed=5)

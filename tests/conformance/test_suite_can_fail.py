@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +99,18 @@ class AnswersTwice(WrapperStore):
         return self.inner.poll() * 2
 
 
+class CallsAllHeld(WrapperStore):
+    def poll(self) -> list[StoreAnswer]:
+        return [replace(a, held=frozenset(range(len(a.outcomes)))) for a in self.inner.poll()]
+
+
+class SaysNothingOfHeld(WrapperStore):
+    """A store that was written before answers had the word."""
+
+    def poll(self) -> list[StoreAnswer]:
+        return [StoreAnswer(a.ticket, a.outcomes, a.seconds) for a in self.inner.poll()]
+
+
 class SwapsFrames(WrapperStore):
     """R37: brings another frame's bytes."""
 
@@ -117,6 +130,7 @@ class SwapsFrames(WrapperStore):
         CallsFullOk,
         SwapsOutcomes,
         AnswersTwice,
+        CallsAllHeld,
         SwapsFrames,
     ],
 )
@@ -127,6 +141,19 @@ def test_machine_finds_a_store_that(broken: Callable[[MemoryStore], WrapperStore
         return StoreMachine(broken(MemoryStore(slab, CAPACITY)), slab, CAPACITY)
 
     with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=CONFIG)
+
+
+@pytest.mark.parametrize("says_held", [False, True])
+def test_store_that_does_not_say_what_it_held_passes_where_it_need_not(says_held: bool) -> None:
+    slab = Slab(16, 12_288, pin="off")
+
+    def machine() -> StoreMachine:
+        store = SaysNothingOfHeld(MemoryStore(slab, CAPACITY))
+        return StoreMachine(store, slab, CAPACITY, says_held=says_held)
+
+    found = pytest.raises(AssertionError, match="said to be written")
+    with found if says_held else nullcontext():
         run_state_machine_as_test(machine, settings=CONFIG)
 
 
