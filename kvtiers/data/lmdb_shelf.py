@@ -26,11 +26,17 @@ class Kept(NamedTuple):
     """The fate of a frame that was to be kept.
 
     Attributes:
-        held: it was there, and was not written.
+        held: it was there, and was not written. seconds: of its writing, once they are known.
     """
 
     outcome: Outcome
     held: bool = False
+    seconds: float = 0.0
+
+    @property
+    def written(self) -> bool:
+        """Whether its bytes went into the store just now."""
+        return self.outcome is Outcome.OK and not self.held
 
 
 class Shelf:

@@ -65,6 +65,7 @@ class Workshop:
         self._meter = LinkMeter()
         self.stores = StoreDesk(stores, self._meter)
         self._copies: list[Copying] = []
+        self._counted_until = dict.fromkeys(Direction, 0.0)  # by the caller's clock
 
     # -- copies -----------------------------------------------------------------------
 
@@ -99,6 +100,7 @@ class Workshop:
 
     def finished_copies(self) -> Iterator[tuple[Copying, Outcome]]:
         """Yield the batches that are over since the last call, and how they ended."""
+        now = self.clock()  # what is done with one of them is no time of the next
         for copy in list(self._copies):
             try:
                 if not self.copier.done(copy.ticket):
@@ -113,13 +115,21 @@ class Workshop:
             if outcome is Outcome.OK:
                 gather = copy.direction is Direction.GATHER
                 name = f"{HBM}>{DRAM}" if gather else f"{DRAM}>{HBM}"
-                self._meter.add(name, len(copy.rows), copy.nbytes, self._seconds(copy))
+                self._meter.add(name, len(copy.rows), copy.nbytes, self._seconds(copy, now))
             yield copy, outcome
 
-    def _seconds(self, copy: Copying) -> float:
-        """Return what a copy took: the link's time, not that of the engine's work before it."""
+    def _seconds(self, copy: Copying, now: float) -> float:
+        """Return what a copy took: the link's time, not that of the engine's work before it.
+
+        By the caller's clock, of batches that are under way together each counts from where the
+        one before it has.
+        """
         seconds = self.copier.seconds(copy.ticket)
-        return self.clock() - copy.started if seconds is None else seconds
+        if seconds is not None:
+            return seconds
+        started = max(copy.started, self._counted_until[copy.direction])
+        self._counted_until[copy.direction] = max(started, now)
+        return max(0.0, now - started)
 
     def hold_engine(self, tickets: Iterable[Ticket]) -> bool:
         """Let the engine's device wait for batches; False where it does not. For its thread."""

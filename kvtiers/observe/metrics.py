@@ -64,7 +64,11 @@ STORE_OFF: Final = "kvtiers_store_off"
 _COUNTERS: Final = (
     (BLOCKS_OFFLOADED, "Blocks that arrived in a tier from HBM.", ("tier",)),
     (OFFLOADS_DROPPED, "Blocks that were not offloaded or demoted, by reason.", ("reason",)),
-    (BLOCKS_DEMOTED, "Blocks that were written from DRAM to a lower tier.", ("tier",)),
+    (
+        BLOCKS_DEMOTED,
+        "Blocks that were given from DRAM to a lower tier, which may have held them already.",
+        ("tier",),
+    ),
     (
         BLOCKS_PROMOTED,
         "Blocks that came to DRAM from a lower tier and were kept there.",
@@ -75,7 +79,11 @@ _COUNTERS: Final = (
     (TOKENS_RELOADED, "Tokens of the blocks that arrived in HBM, by tier.", ("tier",)),
     (BLOCKS_EVICTED, "Blocks that a tier dropped to make room.", ("tier",)),
     (BLOCKS_FAILED, "Blocks that a transfer did not deliver, by outcome.", ("outcome",)),
-    (BYTES_COPIED, "Bytes that a link copied.", ("link",)),
+    (
+        BYTES_COPIED,
+        "Bytes that a link copied; a block that a store held already is not copied to it.",
+        ("link",),
+    ),
     (COPY_SECONDS, "Seconds that a link was copying.", ("link",)),
     (REQUESTS, "Requests that a reload was planned for, by decision.", ("decision",)),
     (

@@ -16,7 +16,7 @@ from ranks import (
 
 from kvtiers.data.memory_store import MemoryStore
 from kvtiers.model.frame import FrameFormat
-from kvtiers.model.messages import DRAM, HBM, NO_SLOT, RELEASED, Forget
+from kvtiers.model.messages import DRAM, HBM, RELEASED, Forget
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.fake_device import make_layout
 from kvtiers.testing.fake_rank import FakeRank, key_of, keys_of
@@ -208,20 +208,6 @@ def test_failed_copy_fails_its_rows_and_no_other(when, error):
     assert rank.run(rank.orders.offload(keys_of(2), [2], [2])) == {DRAM: [FAILED]}
     assert rank.run(rank.orders.reload(keys_of(2), [7], [2])) == {HBM: [STALE]}
     assert_at_rest(rank)
-
-
-def test_links_count_what_arrived():
-    rank, _ = rank_with_faulty_store()
-    offloaded(rank, 0, targets=1)
-    rank.executor.take_links()
-    order = rank.orders.reload(keys_of(0, 99), [5, 6], [NO_SLOT, 3], 1, window=[4])
-    assert rank.run(order) == {HBM: [OK, Outcome.MISSING]}
-    links = {link.name: (link.num_blocks, link.nbytes) for link in rank.executor.take_links()}
-    assert links == {
-        "m>dram": (1, FORMAT.frame_nbytes),
-        "dram>hbm": (1, FORMAT.payload_nbytes),
-    }
-    assert rank.executor.take_links() == ()
 
 
 # An error that nobody foresaw
