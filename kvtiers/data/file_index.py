@@ -14,7 +14,7 @@ from typing import Any, Final
 import lmdb
 
 from kvtiers.data.index_check import index_problem
-from kvtiers.data.lmdb_files import sync_folder
+from kvtiers.data.lmdb_files import lengthen, sync_folder
 from kvtiers.model.errors import StoreError
 from kvtiers.model.keys import STORE_KEY_NBYTES, StoreKey
 
@@ -146,6 +146,7 @@ class FileIndex:
             txn.put(_META_KEY, meta, db=self._meta)
             self._put(txn, changes)
         self._env.close()
+        lengthen(draft / "data.mdb", self._map_nbytes)
         (draft / "data.mdb").replace(self.path / "data.mdb")
         sync_folder(self.path)  # the old one must not come back: its slots are written anew
         shutil.rmtree(draft)
@@ -166,6 +167,7 @@ class FileIndex:
         self._env = lmdb.open(
             str(self.path), map_size=self._map_nbytes, max_dbs=2, mode=0o600, max_spare_txns=1
         )
+        lengthen(self.path / "data.mdb", self._map_nbytes)
         self._fd = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)  # for its size
 
     def _open_databases(self, env: lmdb.Environment) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import lmdb
 
-from kvtiers.data import lmdb_files, lmdb_folder
+from kvtiers.data import lmdb_folder
 from kvtiers.data.lmdb_errors import BusyError, UnavailableError
 from kvtiers.data.lmdb_files import DATA, LOCK, State, distrust, read_state, write_state
 from kvtiers.data.lmdb_gate import Gate
@@ -80,7 +80,6 @@ class LMDBEnvironment:
             self.identity = (found.st_dev, found.st_ino)
             self._lock_nbytes = (folder / LOCK).stat().st_size
             self._page_nbytes = int(self._env.stat()["psize"])
-            self._needed_nbytes = 0
             self._complete_growth()
             opened.pop_all()
 
@@ -116,11 +115,8 @@ class LMDBEnvironment:
         """
         txn = self._begin(write=True)
         try:
-            before = self._file_nbytes()
             yield txn
             txn.commit()
-            if not self.state.write_map:
-                self._complete_file(before)
         finally:
             txn.abort()  # of a transaction that is over: nothing
             self._gate.leave()
@@ -279,6 +275,7 @@ class LMDBEnvironment:
         """Map as much as a state says; inside `passing`, whose state it is."""
         needed = lmdb_folder.inspect(self.folder, state)
         map_nbytes = max(state.map_nbytes, needed.map_nbytes)
+        lmdb_folder.reach_map(self.folder, state, map_nbytes)
         if map_nbytes > self.map_nbytes:
             self._resize(map_nbytes)
         self.state = replace(state, map_nbytes=map_nbytes)
@@ -349,42 +346,8 @@ class LMDBEnvironment:
             raise UnavailableError(f"{self.folder / DATA} is another file now")
         if above.st_mode & 0o700 != 0o700 or found.st_mode & 0o600 != 0o600:
             raise UnavailableError(f"{self.folder} may not be read and written")
-        needed = self.state.map_nbytes if self.state.write_map else self._needed_nbytes
-        if found.st_size < max(needed, 2 * self._page_nbytes) or lock_nbytes < self._lock_nbytes:
+        if found.st_size < self.state.map_nbytes or lock_nbytes < self._lock_nbytes:
             raise UnavailableError(f"{self.folder / DATA} was cut to {found.st_size} bytes")
-        needed = self._needed_nbytes = self._used_nbytes()
-        if found.st_size < needed and not lmdb_files.soon_reaches(self.folder, needed):
-            raise UnavailableError(f"{self.folder / DATA} was cut to {found.st_size} bytes")
-
-    def _file_nbytes(self) -> int:
-        try:
-            return (self.folder / DATA).stat().st_size
-        except OSError as error:
-            raise UnavailableError(str(error)) from error
-
-    def _used_nbytes(self) -> int:
-        """Return where the last page ends that was ever taken."""
-        return (int(self._env.info()["last_pgno"]) + 1) * self._page_nbytes
-
-    def _complete_file(self, before: int) -> None:
-        """Have the file reach to its last page, or it looks as if it was cut.
-
-        LMDB does not write a page that a transaction has taken and let go of, the last one neither.
-
-        Args:
-            before: bytes of the file when the transaction began: of one that is shorter now, pages
-                that are in use may be gone.
-        """
-        try:
-            if not before <= self._file_nbytes() < self._used_nbytes():
-                return
-            with self._env.begin(write=True) as alone:  # nobody else makes it longer meanwhile
-                needed = self._used_nbytes()
-                if before <= self._file_nbytes() < needed:
-                    os.truncate(self.folder / DATA, needed)
-                alone.abort()
-        except (OSError, lmdb.Error, UnavailableError) as error:  # what was written is written
-            logger.warning("%s is shorter than its pages: %s", self.folder / DATA, error)
 
 
 def damaged(env: LMDBEnvironment, error: lmdb.Error) -> bool:

@@ -9,12 +9,10 @@ import shutil
 import stat
 import struct
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from kvtiers.data.lmdb_errors import UnavailableError
 from kvtiers.data.lmdb_records import FORMAT_VERSION
 from kvtiers.model.errors import StoreError
 
@@ -25,11 +23,6 @@ SET_ASIDE: Final = "set-aside.mdb"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 DISTRUSTED: Final = "distrusted"  # an empty file: the next opener checks
 DRAFT: Final = "new"  # a folder: an environment that is being made
-
-# How often it is looked whether a data file is complete: its writer makes it so a few microseconds
-# after it has committed.
-_COMPLETION_POLLS: Final = 20
-_COMPLETION_POLL_SECONDS: Final = 0.001
 
 _MAGIC: Final = 0xBEEFC0DE
 _LAYOUT_VERSION: Final = 1
@@ -205,17 +198,17 @@ def set_aside(folder: Path) -> None:
     (folder / LOCK).unlink(missing_ok=True)
 
 
-def soon_reaches(folder: Path, nbytes: int) -> bool:
-    """Return whether a data file is so long, or was made so just now.
+def lengthen(data: Path, nbytes: int) -> None:
+    """Make a data file as long as it may become, without taking room for it.
+
+    LMDB writes no page that a transaction has taken and let go of again. A file that ends before
+    such a page looks as if it had been cut, and nobody can complete it in time who is killed right
+    after the commit. One that is as long as its map lacks no page, whatever LMDB leaves out.
+
+    Only where nobody else makes it longer than that meanwhile.
 
     Raises:
-        UnavailableError: it is not there.
+        OSError: there is no such file, or it may not become as long.
     """
-    for _ in range(_COMPLETION_POLLS):
-        try:
-            if (folder / DATA).stat().st_size >= nbytes:
-                return True
-        except OSError as error:
-            raise UnavailableError(str(error)) from error
-        time.sleep(_COMPLETION_POLL_SECONDS)
-    return False
+    if data.stat().st_size < nbytes:
+        os.truncate(data, nbytes)

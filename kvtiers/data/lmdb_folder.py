@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -30,6 +31,7 @@ from kvtiers.data.lmdb_files import (
     current_boot_id,
     distrusted,
     inspect_data,
+    lengthen,
     read_state,
     set_aside,
     sweep,
@@ -123,6 +125,7 @@ def state_for_use(
         if alone:
             raise
         return None  # those who have it open find out by themselves
+    reach_map(folder, state, map_nbytes)
     in_use = replace(state, boot_id=boot_id, clean=False, map_nbytes=map_nbytes)
     if in_use != state:
         write_state(folder, in_use)
@@ -148,6 +151,25 @@ def inspect(folder: Path, state: State) -> DataFile:
             f"{path} has {found.file_nbytes} of the {state.map_nbytes} bytes that it was given"
         )
     return found
+
+
+def reach_map(folder: Path, state: State, map_nbytes: int) -> None:
+    """Make a file as long as its map; inside `passing`, after `inspect` has found it whole.
+
+    Raises:
+        CapacityError: no file may be as long here. OSError: it cannot be done now.
+    """
+    if state.write_map:
+        return  # it is, or `inspect` refuses it
+    try:
+        lengthen(folder / DATA, map_nbytes)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise CapacityError(
+            f"{folder / DATA} may grow to {readable_size(map_nbytes)}, which is too large a file "
+            "for its file system or for this process (`ulimit -f`): write a smaller capacity"
+        ) from error
 
 
 def _make_ready(folder: Path, settings: LMDBStoreSettings, boot_id: str) -> State:

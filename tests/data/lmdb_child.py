@@ -104,6 +104,18 @@ def disk_full(path: Path, file_nbytes: int) -> None:
     box.store.close()
 
 
+def commit_and_die(path: Path, _: int) -> None:
+    """End by a kill right after a commit of pages that LMDB takes and does not write."""
+    box = Box(settings_of(path, CAPACITY, write_map=WriteMap.OFF))
+    assert box.put(*range(20)) == [Outcome.OK] * 20
+    env = REGISTRY.acquire(settings_of(path, CAPACITY, write_map=WriteMap.OFF))
+    txn = env._env.begin(write=True)
+    txn.put(key_of(5000), bytes(200_000), db=env.frames)
+    txn.delete(key_of(5000), db=env.frames)
+    txn.commit()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def live(path: Path, seed: int) -> None:
     """Put, get and delete at random; any answer but a wrong byte or a failure is right."""
     chance = random.Random(seed)
@@ -236,6 +248,7 @@ VERBS = {
         read_and_hold,
         churn,
         fork_and_read,
+        commit_and_die,
         disk_full,
         nursery,
         compete,

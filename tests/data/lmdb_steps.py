@@ -1,6 +1,6 @@
 """Kill a process at every step of what it does to an LMDB store.
 
-Run by the tests as ``python lmdb_steps.py VERB PATH STRIDE``.
+Run by the tests as ``python lmdb_steps.py VERB PATH STRIDE WRITE_MAP``.
 
 A step is a line of ``kvtiers/data/lmdb_*.py`` that the process is about to run. Every child is
 forked before the store is opened, and before there is any thread. Prints how many were killed.
@@ -23,19 +23,21 @@ from lmdb_box import MIB, Box, key_of, settings_of
 from kvtiers.data import lmdb_check
 from kvtiers.data.lmdb_files import DATA, SET_ASIDE, read_state
 from kvtiers.data.lmdb_registry import REGISTRY
+from kvtiers.data.lmdb_settings import WriteMap
 from kvtiers.model.outcome import Outcome
 
 CAPACITY = MIB
+WRITE_MAP = WriteMap(sys.argv[4] if len(sys.argv) > 4 else "auto")
 NUMBERS = tuple(range(20))  # of frames that must outlive everything
 WATCHED = os.sep + os.path.join("kvtiers", "data", "lmdb_")
 
 
 def open_and_close(path: Path) -> None:
-    REGISTRY.release(REGISTRY.acquire(settings_of(path, CAPACITY)))
+    REGISTRY.release(REGISTRY.acquire(settings_of(path, CAPACITY, write_map=WRITE_MAP)))
 
 
 def grow(path: Path) -> None:
-    env = REGISTRY.acquire(settings_of(path, CAPACITY))
+    env = REGISTRY.acquire(settings_of(path, CAPACITY, write_map=WRITE_MAP))
     env.grow(3 * CAPACITY)
     REGISTRY.release(env)
 
@@ -80,7 +82,7 @@ def killed_at(step: int, action: Callable[[Path], None], path: Path) -> bool:
 
 def prove(path: Path, *numbers: int) -> None:
     """Open a store as the next process does: nothing is lost, and everything works."""
-    box = Box(settings_of(path, CAPACITY))
+    box = Box(settings_of(path, CAPACITY, write_map=WRITE_MAP))
     try:
         if numbers:
             assert box.get(*numbers) == [Outcome.OK] * len(numbers)
@@ -92,7 +94,7 @@ def prove(path: Path, *numbers: int) -> None:
     state = read_state(path)
     assert state is not None
     assert state.clean
-    assert (path / DATA).stat().st_size <= state.map_nbytes
+    assert (path / DATA).stat().st_size == state.map_nbytes
     lmdb_check.check(path)
     known = {DATA, "lock.mdb", "state.json", "users.lock", "door.lock"}
     assert {file.name for file in path.iterdir()} <= known
@@ -103,7 +105,9 @@ def at_steps(
 ) -> int:
     """Kill an action at each of its steps, or each so-many-th; returns how many there were."""
     origin = path.with_suffix(".origin")
-    if numbers and in_child(lambda: Box(settings_of(origin, CAPACITY)).put(*numbers)):
+    if numbers and in_child(
+        lambda: Box(settings_of(origin, CAPACITY, write_map=WRITE_MAP)).put(*numbers)
+    ):
         raise SystemExit("cannot make the store")
     kills, step = 0, 0
     while True:

@@ -89,3 +89,22 @@ def test_file_that_is_no_environment_is_a_problem(tmp_path):
     (tmp_path / "data.mdb").write_bytes(b"x" * 10_000)
     assert "no LMDB meta page" in index_problem(tmp_path)
     assert index_problem(tmp_path / "nowhere") is None
+
+
+def test_pages_that_a_commit_took_and_did_not_need_do_not_make_the_index_look_cut(tmp_path):
+    """LMDB does not write them; the next life would take the index, and all frames, for lost."""
+    index = FileIndex(tmp_path, 1, 4096, index_nbytes(8000))
+    kept = random_key()
+    index.commit([IndexChange(kept, IndexRecord(0, 0, 1, 1))])
+    keys = [random_key() for _ in range(3000)]
+    come = [IndexChange(key, IndexRecord(0, i, 4096, i)) for i, key in enumerate(keys)]
+    index.commit(come + [IndexChange(key) for key in keys])
+    index.close()
+    assert index_problem(index.path) is None
+    index = FileIndex(tmp_path, 1, 4096, index_nbytes(8000))
+    assert list(index.records()) == [kept]
+    assert not index.outgrown
+    index.rewrite(index.records())
+    assert (index.path / "data.mdb").stat().st_size == index_nbytes(8000)
+    assert (index.path / "data.mdb").stat().st_blocks * 512 < 2**17
+    index.close()

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import random
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from lmdb_box import MIB, Box, key_of, settings_of
+from lmdb_box import Box, settings_of
 
 from kvtiers.data.lmdb_access import LMDBAccess
 from kvtiers.data.lmdb_errors import UnavailableError
-from kvtiers.data.lmdb_files import DATA, SET_ASIDE, soon_reaches
-from kvtiers.data.lmdb_registry import REGISTRY
+from kvtiers.data.lmdb_files import DATA
 from kvtiers.data.lmdb_settings import WriteMap
 from kvtiers.model.outcome import Outcome
 
@@ -89,39 +86,3 @@ def test_away_store_is_probed_seldom(path: Path, monkeypatch: pytest.MonkeyPatch
     now[0] = 5.0
     access.open()
     access.close()
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_pages_that_were_taken_and_not_needed_do_not_make_the_file_look_cut(
-    path: Path, seed: int
-) -> None:
-    """LMDB writes no page that a transaction took and let go of, though the file ends there."""
-    settings = settings_of(path, 16 * MIB, write_map=WriteMap.OFF)
-    env, rng = REGISTRY.acquire(settings), random.Random(seed)
-    page_nbytes = int(env._env.stat()["psize"])
-    for _ in range(400):
-        with env.writing() as txn:
-            for _ in range(rng.randint(1, 6)):
-                key, db = key_of(rng.randrange(40)), rng.choice((env.frames, env.index, env.order))
-                if rng.random() < 0.5:
-                    txn.put(key, bytes(rng.choice((10, 300, 3000, 9000, 70_000))), db=db)
-                else:
-                    txn.delete(key, db=db)
-        last = int(env._env.info()["last_pgno"]) + 1
-        assert (path / DATA).stat().st_size >= last * page_nbytes
-    REGISTRY.release(env)
-    REGISTRY.release(REGISTRY.acquire(settings))
-    assert not (path / SET_ASIDE).exists()
-
-
-def test_who_reads_just_before_the_file_is_complete_waits_for_that(path: Path) -> None:
-    path.mkdir()
-    (path / DATA).write_bytes(bytes(100))
-    assert not soon_reaches(path, 200)
-    later = threading.Timer(0.005, os.truncate, (path / DATA, 200))
-    later.start()
-    assert soon_reaches(path, 200)
-    later.join()
-    (path / DATA).unlink()
-    with pytest.raises(UnavailableError):
-        soon_reaches(path, 200)

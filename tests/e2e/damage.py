@@ -16,9 +16,10 @@ _OVERFLOW = 0x04  # LMDB's flag of a run of pages with one value: here, a frame
 
 
 def cut(path: Path) -> None:
-    """Cut a file to half."""
+    """Cut a file to half of what it has on the disk: of one with holes all else is empty."""
+    found = path.stat()
     with path.open("r+b") as file:
-        file.truncate(path.stat().st_size // 2)
+        file.truncate(min(found.st_size, found.st_blocks * 512) // 2)
 
 
 def empty(path: Path) -> None:
