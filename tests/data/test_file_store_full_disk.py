@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import subprocess
 import time
 
 import pytest
 from file_stores import disk_usage, fills_up, open_box
+from full_disks import fill, mounted
 
 from kvtiers.data.file_settings import FileStoreSettings
 from kvtiers.data.file_store import FileStore
@@ -20,39 +19,13 @@ from kvtiers.testing.store_machine import store_key_of
 from kvtiers.testing.store_suite import SLOT_NBYTES, Harness
 
 OK, FULL = Outcome.OK, Outcome.FULL
-DISK_NBYTES = 8 * 2**20
 
 
 @pytest.fixture(params=["ext4", "tmpfs"])
 def tiny_disk(request, tmp_path):
     """A real file system of 8 MiB; memory where a container has no loop device for a disk."""
-    folder = tmp_path / "mnt"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    if request.param == "tmpfs":
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_NBYTES}", "none", str(folder)]
-    elif shutil.which("mkfs.ext4") is None:
-        pytest.skip("needs mkfs.ext4")
-    else:
-        image = tmp_path / "image"
-        with image.open("wb") as file:
-            file.truncate(DISK_NBYTES)
-        subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
-        mount = ["mount", "-o", "loop", str(image), str(folder)]
-    if subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode != 0:
-        pytest.skip(f"this container may not mount {request.param}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder):
-    """Fill a disk to its last block; returns the file that does."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    return filler
+    with mounted(request.param, 8 * 2**20, tmp_path) as folder:
+        yield folder
 
 
 def test_capacity_above_the_free_disk_is_told_with_numbers(store_slab, tiny_disk):
