@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvtiers.data.file_settings import FILE_HEADER_NBYTES
+from kvtiers.data.lmdb_files import DATA, inspect_data
 
 from .tiers import SLOT_NBYTES
 
@@ -16,10 +17,10 @@ _OVERFLOW = 0x04  # LMDB's flag of a run of pages with one value: here, a frame
 
 
 def cut(path: Path) -> None:
-    """Cut a file to half of what it has on the disk: of one with holes all else is empty."""
-    found = path.stat()
+    """Cut a file to half; one of LMDB's, to half of its pages: behind them it is empty."""
+    found = inspect_data(path) if path.name == DATA else None
     with path.open("r+b") as file:
-        file.truncate(min(found.st_size, found.st_blocks * 512) // 2)
+        file.truncate((path.stat().st_size if found is None else found.needed_nbytes) // 2)
 
 
 def empty(path: Path) -> None:
