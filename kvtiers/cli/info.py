@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kvtiers.cli.output import JsonOption, echo_json
+from kvtiers.cli.output import JsonOption, echo_json, rough_size
 
 if TYPE_CHECKING:
     from kvtiers.cli.probe_install import Installation
@@ -101,10 +101,4 @@ def _print_rows(title: str, rows: Iterable[Row]) -> None:
 
 
 def _size(nbytes: int | None) -> str:
-    """Return a size with one decimal, for reading only."""
-    if nbytes is None:
-        return "unknown"
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.1f} {unit}"
-    return f"{nbytes / 2**10:.1f} KiB"
+    return "unknown" if nbytes is None else rough_size(nbytes)
