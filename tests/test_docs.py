@@ -11,6 +11,7 @@ import pytest
 import typer.main
 
 from kvtiers.cli.main import app
+from kvtiers.control.controller import Controller
 from kvtiers.model.config import parse_config
 
 REPOSITORY = Path(__file__).parents[1]
@@ -105,3 +106,12 @@ def test_tests_that_are_named_exist(page):
             if function not in names:
                 wrong.append(f"{name}::{function}")
     assert not wrong
+
+
+def test_the_table_of_verbs_is_that_of_the_controller():
+    page = (REPOSITORY / "docs/explanation/two-planes.md").read_text()
+    section = page.partition("## The verbs")[2].partition("## The flow")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    listed = {verb for row in rows for verb in re.findall(r"`(\w+)`", row)}
+    methods = {name for name in vars(Controller) if not name.startswith("_")}
+    assert listed == methods

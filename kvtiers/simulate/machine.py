@@ -22,7 +22,7 @@ from kvtiers.simulate.trace import Trace
 MEDIA: Final[Mapping[str, str]] = MappingProxyType({"nvme": "nvme-gen4", "lmdb": "lmdb"})
 """Kind of a store to the medium of the catalogue that it is taken for."""
 
-_WATERMARK: Final = 0.01  # share of the blocks that an admission leaves free, as in vLLM
+_WATERMARK: Final = 0.01  # share of the blocks that an admission leaves free; vLLM's default is 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The knobs of the reference engine."""
+"""The settings of the reference engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """One engine; every field but the first two has the default of a common engine.
+    """The settings of one engine; defaults are typical of vLLM on a GPU, but for `watermark`.
 
     Attributes:
         num_blocks: KV blocks that requests can have. max_model_len: tokens of the longest
