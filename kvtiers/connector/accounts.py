@@ -12,7 +12,6 @@ from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import Reload
 from kvtiers.control.answers import Answer, LoadDone
 from kvtiers.control.controller import Controller
-from kvtiers.control.reload import ABSENT
 from kvtiers.model.config import Config
 from kvtiers.model.messages import DRAM, WorkerReport
 from kvtiers.observe.decisions import Decision, DecisionLog, DecisionOutcome
@@ -51,9 +50,8 @@ class Accounts:
         """Attribute each of the first blocks of an answer to the slowest tier that it needs."""
         if not num_blocks:
             return {}
-        known = answer.match.sources[:, :num_blocks]
-        slowest = (known * (known != ABSENT)).max(axis=0)
-        counts = np.bincount(slowest, minlength=len(self._tiers)).tolist()
+        sources = answer.match.slowest_sources[:num_blocks]
+        counts = np.bincount(sources, minlength=len(self._tiers)).tolist()
         return {
             name: num * self._block_size
             for name, num in zip(self._tiers, counts, strict=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtiers.control.jobs import Job
-from kvtiers.control.reload import ABSENT, Match
+from kvtiers.control.reload import Match
 from kvtiers.control.settings import ControlSettings
 from kvtiers.cost.planner import ReloadPlan
 from kvtiers.model.messages import DRAM, UInt8s
@@ -96,9 +96,3 @@ def _kept_blocks(job: Job, end: int, settings: ControlSettings) -> dict[str, int
         if row.position < end:
             sources[row.position] = max(row.source, sources.get(row.position, 0))
     return dict(Counter(names[source] for source in sources.values()))
-
-
-def slowest(sources: UInt8s) -> UInt8s:
-    """Return, per position, the slowest source that any KV group needs there."""
-    known = np.where(sources == ABSENT, 0, sources)
-    return np.asarray(known.max(axis=0), dtype=np.uint8)

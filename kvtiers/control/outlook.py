@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from kvtiers.control.answers import slowest
 from kvtiers.control.jobs import Job, JobTable, Watch
 from kvtiers.control.reload import Match
 from kvtiers.control.settings import ControlSettings
@@ -86,7 +85,7 @@ class Outlook:
 
     def plan(self, request_id: str, match: Match, prompt: Prompt) -> ReloadPlan:
         """Choose how much of what was found to reload."""
-        sources = slowest(match.sources)
+        sources = match.slowest_sources
         if request_id in self._must_return:
             return self._cost.plan_all(sources, match.valid, prompt)
         return self._cost.plan(sources, match.valid, prompt)
@@ -101,7 +100,7 @@ class Outlook:
         known, possible = match.num_blocks, match.num_possible
         names = [store.name for store in self._settings.stores]
         sources = np.full((1, possible), 1 + min(map(names.index, match.unknown)), np.uint8)
-        sources[0, :known] = slowest(match.sources[:, :known])
+        sources[0, :known] = match.slowest_sources[:known]
         hoped = replace(match, sources=sources, valid=np.ones(possible + 1, np.bool_))
         best = self.plan(request_id, hoped, prompt)
         without = best.recompute_seconds
@@ -172,7 +171,7 @@ class Outlook:
         around: Surroundings,
     ) -> PreemptPlan:
         """Compare swapping a victim, of whose blocks some are stored, with computing it again."""
-        sources = slowest(match.sources[:, : match.num_blocks])
+        sources = match.slowest_sources[: match.num_blocks]
         size, nbytes = self._settings.block_size, self._settings.block_nbytes
         victim = Victim(num_tokens, size, nbytes, sources.tolist(), num_sequences, around)
         return self._cost.preempt(victim, mode)

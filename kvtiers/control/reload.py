@@ -56,6 +56,15 @@ class Match:
         """The longest usable prefix beyond `start`, in blocks."""
         return int(np.flatnonzero(self.valid)[-1])
 
+    @property
+    def slowest_sources(self) -> UInt8s:
+        """Of each block the slowest source that a KV group needs there; uint8 [n].
+
+        What no tier has (a block outside a group's window) needs none, and counts as DRAM.
+        """
+        needed = np.where(self.sources == ABSENT, 0, self.sources)
+        return np.asarray(needed.max(axis=0), dtype=np.uint8)
+
     def same_hits(self, other: Match) -> bool:
         """Whether another match found the same blocks in the same places."""
         return (

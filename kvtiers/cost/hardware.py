@@ -7,11 +7,23 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from kvtiers.cost.links import LinkModel, Links, offload_link, read_link, reload_link, write_link
+from kvtiers.cost.links import (
+    LinkModel,
+    Links,
+    LinkSeed,
+    offload_link,
+    read_link,
+    reload_link,
+    write_link,
+)
 from kvtiers.cost.prefill import ModelShape, PrefillModel, PrefillSpeed
 from kvtiers.model.errors import ConfigError
 
 WEIGHT_NBYTES: Final[Mapping[str, float]] = MappingProxyType({"fp32": 4, "bf16": 2, "fp8": 1})
+# Orders of magnitude, for devices without figures: one CPU core with AVX-512 and its memory, and a
+# fast GPU at half its peak.
+_ROUGH_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
+_ROUGH_MEMORY_BANDWIDTH: Final = {"cpu": 1.2e10, "cuda": 2e12}  # bytes per second
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +126,56 @@ class Storage:
     seconds_per_piece: Figure
 
 
+def rough_speed(
+    device: str, step_seconds: float, num_ranks: int = 1, kv_element_nbytes: float = 2.0
+) -> PrefillSpeed:
+    """Return the speed of an engine on a device without figures, until its steps are measured.
+
+    Args:
+        device: "cpu" or "cuda"; any other is taken for a GPU. step_seconds: of a step beside its
+            operations. num_ranks: devices of one engine.
+    """
+    known = device if device in _ROUGH_FLOPS else "cuda"
+    return PrefillSpeed(
+        step_seconds,
+        _ROUGH_FLOPS[known] * num_ranks,
+        kv_bytes_per_second=_ROUGH_MEMORY_BANDWIDTH[known] * num_ranks,
+        kv_element_nbytes=kv_element_nbytes,
+    )
+
+
+def catalogued_seeds(
+    hardware: Hardware,
+    stores: Mapping[str, Storage],
+    copies_per_block: int = 1,
+    num_ranks: int = 1,
+) -> dict[str, LinkSeed]:
+    """Return the seeds of all links of a machine of the catalogue, by link name.
+
+    Args:
+        stores: by name. copies_per_block: copy calls that HBM needs for one block.
+        num_ranks: that share each store; every rank has a way to the host of its own.
+    """
+    per_copy = hardware.seconds_per_copy.value
+    host = LinkSeed(per_copy, copies_per_block * per_copy, hardware.host_bandwidth.value)
+    seeds = {offload_link(): host, reload_link(): host}
+    for name, storage in stores.items():
+        fixed = (storage.latency_seconds.value, storage.seconds_per_piece.value)
+        seeds[read_link(name)] = LinkSeed(*fixed, storage.read_bandwidth.value / num_ranks)
+        seeds[write_link(name)] = LinkSeed(*fixed, storage.write_bandwidth.value / num_ranks)
+    return seeds
+
+
 def catalogued_links(
     hardware: Hardware,
     stores: Mapping[str, Storage],
     copies_per_block: int = 1,
     num_ranks: int = 1,
 ) -> Links:
-    """Return the links of a machine on paper.
+    """Return the links of a machine of the catalogue; see `catalogued_seeds`.
 
     Args:
         stores: by name, in the order of `Transfer.stores`.
-        copies_per_block: copy calls that HBM needs for one block.
-        num_ranks: that share each store; every rank has a way to the host of its own.
     """
-    per_block = copies_per_block * hardware.seconds_per_copy.value
-    host = (hardware.seconds_per_copy.value, per_block, hardware.host_bandwidth.value)
-    models = {offload_link(): LinkModel(*host), reload_link(): LinkModel(*host)}
-    for name, storage in stores.items():
-        fixed = (storage.latency_seconds.value, storage.seconds_per_piece.value)
-        models[read_link(name)] = LinkModel(*fixed, storage.read_bandwidth.value / num_ranks)
-        models[write_link(name)] = LinkModel(*fixed, storage.write_bandwidth.value / num_ranks)
-    return Links(tuple(stores), models)
+    seeds = catalogued_seeds(hardware, stores, copies_per_block, num_ranks)
+    return Links(tuple(stores), {name: LinkModel.of(seed) for name, seed in seeds.items()})

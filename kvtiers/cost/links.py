@@ -67,6 +67,22 @@ STORE_WRITE_SEEDS: Final[Mapping[StoreKind, LinkSeed]] = {
 }
 
 
+def built_in_seeds(
+    stores: Mapping[str, StoreKind], hbm: LinkSeed = HBM_SEED
+) -> dict[str, LinkSeed]:
+    """Return the seeds of all links of a machine that was not measured, by link name.
+
+    Args:
+        stores: store name to kind.
+        hbm: the way between slab and HBM, either way; a piece is all that one block consists of.
+    """
+    seeds = {offload_link(): hbm, reload_link(): hbm}
+    for store, kind in stores.items():
+        seeds[read_link(store)] = STORE_READ_SEEDS[kind]
+        seeds[write_link(store)] = STORE_WRITE_SEEDS[kind]
+    return seeds
+
+
 class LinkModel:
     """Predict ``latency + pieces * seconds_per_piece + bytes / bandwidth`` of a job and its queue.
 
@@ -211,31 +227,20 @@ class Links(Mapping[str, LinkModel]):
     def seeded(
         cls,
         stores: Mapping[str, StoreKind],
-        pieces_per_block: int = 1,
         hbm: LinkSeed = HBM_SEED,
         measured: Mapping[str, LinkSeed] | None = None,
     ) -> Links:
         """Return the links of a machine on which no engine has moved anything yet.
 
         Args:
-            stores: store name to kind, in the order of `Transfer.stores`.
-            pieces_per_block: copies that HBM needs for one block, such as one for each of its
-                layers, where the copier moves each by itself.
-            hbm: the way between slab and HBM, either way, for one such copy.
-            measured: link name to seeds that a calibration found, which count instead.
+            stores: store name to kind, in the order of `Transfer.stores`. hbm: see
+                `built_in_seeds`.
+            measured: link name to the seeds of a calibration, which replace the built-in ones;
+                links that this machine does not have are passed over.
         """
-        hbm = LinkSeed(
-            hbm.latency_seconds,
-            hbm.seconds_per_piece * pieces_per_block,
-            hbm.bandwidth_bytes_per_second,
-        )
-        models = {offload_link(): LinkModel.of(hbm), reload_link(): LinkModel.of(hbm)}
-        for store, kind in stores.items():
-            models[read_link(store)] = LinkModel.of(STORE_READ_SEEDS[kind])
-            models[write_link(store)] = LinkModel.of(STORE_WRITE_SEEDS[kind])
-        found = {} if measured is None else measured
-        models |= {name: LinkModel.of(seed) for name, seed in found.items() if name in models}
-        return cls(tuple(stores), models)
+        seeds = built_in_seeds(stores, hbm)
+        seeds |= {name: seed for name, seed in (measured or {}).items() if name in seeds}
+        return cls(tuple(stores), {name: LinkModel.of(seed) for name, seed in seeds.items()})
 
     def __getitem__(self, name: str) -> LinkModel:
         return self._models[name]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvtiers.model.config import Config, parse_mapping
 from kvtiers.model.config_yaml import write_yaml
-from kvtiers.model.frame import ALIGNMENT
+from kvtiers.model.frame import slot_nbytes_of
 from kvtiers.model.units import format_size
 from kvtiers.simulate.machine import MachinePlan
 
@@ -80,8 +80,7 @@ def minimal_yaml(config: Config) -> str:
 def frame_nbytes_per_token(machine: MachinePlan) -> float:
     """Return the bytes that a tier needs for a token, on all ranks: frames have headers."""
     payload = machine.block_size * machine.memory().kv_nbytes_per_token
-    frame = ALIGNMENT + -(-payload // ALIGNMENT) * ALIGNMENT
-    return frame * machine.tensor_parallel_size / machine.block_size
+    return slot_nbytes_of(payload) * machine.tensor_parallel_size / machine.block_size
 
 
 def _doubling(first: int, last: int) -> Iterator[int]:
