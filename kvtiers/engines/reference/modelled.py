@@ -109,7 +109,7 @@ def modelled_engine(
     block_nbytes = settings.hash_tokens * machine.kv_nbytes_per_token
     hello = _hello(settings, machine, config)
     shared = {
-        tier.name: SharedStore(_frames(config, tier, machine, hello))
+        tier.name: SharedStore(_num_frames(config, tier, machine, hello.slot_nbytes))
         for tier in config.stores
         if isinstance(tier, LmdbTier)
     }
@@ -159,29 +159,32 @@ def _hello(settings: EngineSettings, machine: ModelledMachine, config: Config) -
     """
     payload = settings.block_size * machine.kv_nbytes_per_token
     slot_nbytes = slot_nbytes_of(payload) * settings.blocks_per_hash
-    hello = Hello(
+    num_slots = slots_for(config, machine.num_ranks, slot_nbytes)
+    frames = {it.name: _num_frames(config, it, machine, slot_nbytes) for it in config.stores}
+    shared = {it.name for it in config.stores if isinstance(it, LmdbTier)}
+    return Hello(
         rank=Rank(),
         fingerprint=_FINGERPRINT,
-        num_slots=slots_for(config, machine.num_ranks, slot_nbytes),
+        num_slots=num_slots,
         slot_nbytes=slot_nbytes,
         payload_nbytes=(payload * settings.blocks_per_hash,),
         pinned=True,
-        stores={},
+        stores={name: StoreHello(None if name in shared else num) for name, num in frames.items()},
     )
-    for tier in config.stores:
-        num = _frames(config, tier, machine, hello)
-        shared = isinstance(tier, LmdbTier)
-        hello.stores[tier.name] = StoreHello(None if shared else num)  # type: ignore[index]
-    return hello
 
 
-def _frames(config: Config, tier: StoreTier, machine: ModelledMachine, hello: Hello) -> int:
-    num_frames = tier.capacity // machine.num_ranks // hello.slot_nbytes
+def _num_frames(config: Config, tier: StoreTier, machine: ModelledMachine, slot_nbytes: int) -> int:
+    """Return the frames of one rank that a store holds.
+
+    Raises:
+        CapacityError: none.
+    """
+    num_frames = tier.capacity // machine.num_ranks // slot_nbytes
     if num_frames < 1:
-        least = whole_mib(machine.num_ranks * hello.slot_nbytes)
+        least = whole_mib(machine.num_ranks * slot_nbytes)
         raise CapacityError(
             f"{format_size(tier.capacity)} over {machine.num_ranks} rank(s) does not hold one "
-            f"frame of {hello.slot_nbytes} bytes; write at least {least}",
+            f"frame of {slot_nbytes} bytes; write at least {least}",
             ("tiers", config.tiers.index(tier), "capacity"),
         )
     return num_frames

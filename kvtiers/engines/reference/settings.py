@@ -10,10 +10,10 @@ from kvtiers.model.errors import CapacityError, ConfigError
 
 
 class Policy(StrEnum):
-    """In which order waiting requests are admitted, and who gives way."""
+    """In which order waiting requests are admitted, and running ones preempted."""
 
-    FCFS = "fcfs"  # as they came; the last admitted gives way
-    PRIORITY = "priority"  # the smallest number first; the largest gives way
+    FCFS = "fcfs"  # as they came; the last one admitted is preempted
+    PRIORITY = "priority"  # the smallest number first; the largest is preempted
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class EngineSettings:
         max_num_batched_tokens: token budget of a step. max_num_seqs: sequences in a batch.
         long_prefill_threshold: most tokens of one prompt in one step; 0 for any number.
         watermark: share of the blocks that an admission leaves free, for running ones to grow.
-        preemption: what becomes of a victim; without kvtiers it is always computed again.
-        num_speculative_tokens: tokens tried in a decode beside the one that is sure.
-        tenant_share: share of the blocks beyond which a tenant that holds some gets no more
-            admissions; 1 for no bound.
+        preemption: how victims come back; without kvtiers they are always computed again.
+        num_speculative_tokens: tokens that a decode tries beside its own.
+        tenant_share: share of the blocks that one tenant may hold with all its requests; 1 for no
+            bound. A tenant that holds nothing is always admitted.
         prefix_caching: whether KV of the past is looked for in HBM.
     """
 
