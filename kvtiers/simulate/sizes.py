@@ -73,7 +73,7 @@ def candidates(working_set_nbytes: float, block_nbytes: float = 0.0) -> list[Siz
 
 
 def minimal_yaml(config: Config) -> str:
-    """Return what was set of a configuration, as a file."""
+    """Return a configuration as YAML, with the keys that were set and no defaults."""
     return write_yaml(config.model_dump(mode="json", by_alias=True, exclude_unset=True))
 
 

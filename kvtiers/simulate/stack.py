@@ -15,10 +15,10 @@ Float64s = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackDistances:
-    """Of every leading block that an earlier request had, how many blocks were used since.
+    """For each block of a prompt that an earlier one had, how many blocks were used since.
 
-    A least-recently-used cache of so many blocks, or more, hits it; and what it hits of a request
-    is a prefix, for a block is used whenever one behind it is.
+    A least-recently-used cache of at least so many blocks hits it. What it hits of a prompt is a
+    prefix, for a block is used whenever one behind it is.
 
     Attributes:
         distances: blocks, itself included; request after request, each from its first block on.
@@ -36,7 +36,7 @@ class StackDistances:
 
     @classmethod
     def of(cls, trace: Trace, *, whole_blocks: bool = True) -> StackDistances:
-        """Work them out.
+        """Return the distances in a trace.
 
         Args:
             whole_blocks: leave out a last block that is a part, and the block of a prompt's last
@@ -65,7 +65,7 @@ class StackDistances:
         )
 
     def hit_tokens(self, capacity_tokens: float) -> Int64s:
-        """Return the tokens that such a cache hits, one per request."""
+        """Return the tokens that a cache of this capacity hits, one number per request."""
         hit = self.distances <= capacity_tokens // self.block_size
         weights = self.num_tokens[hit].astype(np.float64)
         found = np.bincount(self.request_idx[hit], weights, minlength=len(self.num_prompt_tokens))
@@ -82,7 +82,7 @@ class StackDistances:
 
     @property
     def working_set_tokens(self) -> int:
-        """Size from which on a cache hits all that can be hit."""
+        """The least capacity with which a cache hits all that can be hit, in tokens."""
         return int(self.distances.max(initial=0)) * self.block_size
 
 
