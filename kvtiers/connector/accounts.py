@@ -33,7 +33,7 @@ from kvtiers.observe.metrics import (
 
 
 class Accounts:
-    """Counters and the decision log of one engine; it decides nothing."""
+    """Counters and the decision log of one engine; decides nothing."""
 
     def __init__(
         self, config: Config, shape: EngineShape, counters: Counters, clock: Callable[[], float]
@@ -98,8 +98,8 @@ class Accounts:
 
         Args:
             state: None once its request ended.
-            in_step: whether the step that computed the rest waited for it. It is answered at the
-                end of that step, so that nobody knows when it was done.
+            in_step: whether it was a load within a step. Such is answered at the step's end, so
+                that it is not known when it was done.
         """
         seconds = None if in_step else load.seconds
         outcome = DecisionOutcome(load.num_loaded, load.num_failed, seconds)
@@ -139,8 +139,8 @@ class Accounts:
         for event, num in report.counters.items():
             self.counters.add(WORKER_EVENTS, (event,), num)
 
-    def look(self, controller: Controller) -> None:
-        """Set the gauges."""
+    def set_gauges(self, controller: Controller) -> None:
+        """Set the gauges to the present state of tiers and pins."""
         for name, (blocks, capacity) in controller.usage().items():
             self.counters.set(TIER_BLOCKS, (name,), blocks)
             self.counters.set(TIER_CAPACITY_BLOCKS, (name,), capacity)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtiers.control.jobs import Job
-from kvtiers.control.reload import Match
+from kvtiers.control.match import Match
 from kvtiers.control.settings import ControlSettings
 from kvtiers.cost.planner import ReloadPlan
 from kvtiers.model.messages import DRAM, UInt8s
@@ -36,7 +36,8 @@ class Asked:
     """What was answered to a request, kept so that the answer does not flip.
 
     Attributes:
-        version: of the tiers; limit: first block not wanted; standings: of the links.
+        version: of tiers, presence and gates at that time. standings: of the links.
+        limit: the first block that was not asked for.
         since: when the request was first asked about.
         patience: seconds from then on that it may wait for stores to say what they hold; None
             while no store had to be waited for.

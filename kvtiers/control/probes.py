@@ -1,4 +1,4 @@
-"""Asking a store that failed whether it reads again: one frame that nobody waits for."""
+"""Probes whether a store that failed can be read again, with a frame that nobody waits for."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class ProbeDesk:
         self._running: dict[int, JobId] = {}
 
     def orders(self, epoch: int, now: float) -> list[Transfer]:
-        """Return the probes that are due and can be: a store that still holds the slot of the
-        last one is not asked again."""
+        """Return the probes that are due; none for a store whose last probe is still running."""
         due = [
             idx
             for idx in range(len(self._settings.stores))
@@ -55,7 +54,7 @@ class ProbeDesk:
         return job
 
     def _row(self, idx: int) -> Row | None:
-        """Return what to ask for, pinned: what was read or written last, else anything."""
+        """Return the frame to probe with, pinned: one used lately, else any; None: none known."""
         places = self._places
         tier = places.stores[idx]
         while (row := self._gates.take_known(idx)) is not None:

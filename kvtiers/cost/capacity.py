@@ -1,4 +1,4 @@
-"""How many sequences fit a card: the arithmetic of the KV pool."""
+"""How many blocks, tokens and sequences fit the KV pool of a device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Concurrency:
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """The part of a card's memory that is left for KV.
+    """The part of a device's memory that is left for KV.
 
     Attributes:
         nbytes: on one rank. kv_nbytes_per_token: on one rank. block_size: tokens a block.

@@ -1,4 +1,4 @@
-"""A machine on paper: its figures, and the speeds and links that follow from them."""
+"""Figures of devices and media, and the speeds and link seeds that follow from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROUGH_MEMORY_BANDWIDTH: Final = {"cpu": 1.2e10, "cuda": 2e12}  # bytes per seco
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number, and who says so."""
+    """A number and its source."""
 
     value: float
     source: str

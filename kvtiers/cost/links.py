@@ -25,7 +25,7 @@ _GOOD_TRIAL: Final = 4.0  # times what a link took at its best; stalls take a hu
 
 
 class StoreKind(StrEnum):
-    """The media that have a seed of their own."""
+    """Kinds of stores, each with seeds of its own."""
 
     MEMORY = "memory"  # host memory, for tests and as a fake
     NVME = "nvme"  # files on a local disk
@@ -180,8 +180,7 @@ class LinkModel:
                 self._cost.scale(max(best, 0.5))
 
     def recovered(self, num_blocks: int, nbytes: int, seconds: float) -> None:
-        """Believe a job that shows a stall to be over; what was measured in the stall was true
-        of the stall only."""
+        """Scale the model to a job that shows that a stall is over; measurements of it are void."""
         predicted = float(self.seconds(num_blocks, nbytes))
         if 0 < seconds < predicted:
             self._cost.scale(seconds / predicted)

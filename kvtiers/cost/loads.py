@@ -1,4 +1,4 @@
-"""The time of reloads whose blocks lie on several tiers."""
+"""How long reloads take whose blocks lie on several tiers."""
 
 from __future__ import annotations
 

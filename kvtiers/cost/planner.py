@@ -1,4 +1,4 @@
-"""How many leading blocks of a request to reload."""
+"""Plans how many leading blocks of a request to reload."""
 
 from __future__ import annotations
 

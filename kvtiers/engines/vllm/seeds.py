@@ -1,4 +1,4 @@
-"""What is believed of a vLLM engine's speed before its steps are measured."""
+"""Seeds of a vLLM engine's speed and of its link to HBM, until they are measured."""
 
 from __future__ import annotations
 
