@@ -54,7 +54,10 @@ OutputOption = Annotated[
 ]
 DtypeOption = Annotated[
     str | None,
-    typer.Option(help="Data type of the weights; measured, of the KV too: float32, bfloat16."),
+    typer.Option(
+        help="Data type of the weights. On paper: bf16 (default), fp8, fp32. Measured, of the KV "
+        "too: float32, bfloat16, float16."
+    ),
 ]
 
 HardwareOption = Annotated[
