@@ -89,8 +89,13 @@ def test_commands_exist(page):
             if words[0].startswith("-"):
                 continue
             assert words[0] in group.commands, f"{page.name}:{line}: kvtiers {command}"
-            verbs = getattr(group.commands[words[0]], "commands", None)
+            found = group.commands[words[0]]
+            verbs = getattr(found, "commands", None)
             assert verbs is None or words[1] in verbs, f"{page.name}:{line}: kvtiers {command}"
+            found = found if verbs is None else verbs[words[1]]
+            known = {option for parameter in found.params for option in parameter.opts}
+            given = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert given <= known | {"--help"}, f"{page.name}:{line}: kvtiers {command}"
 
 
 @each_page
