@@ -32,7 +32,7 @@ def info(as_json: JsonOption = False) -> None:
 
 
 def installation_rows(found: Installation) -> list[Row]:
-    """Return the installed parts as people read them."""
+    """Return the installed parts as rows of a table."""
     from kvtiers.cli.probe_install import SUPPORTED_VLLM
 
     if found.vllm is None:
@@ -56,7 +56,7 @@ def installation_rows(found: Installation) -> list[Row]:
 
 
 def machine_rows(machine: Machine) -> list[Row]:
-    """Return the machine's properties as people read them."""
+    """Return the machine's properties as rows of a table."""
     available, total = _size(machine.memory_available_nbytes), _size(machine.memory_total_nbytes)
     memory = f"{available} available of {total}"
     if machine.memory_limit_nbytes is not None:
@@ -78,7 +78,7 @@ def machine_rows(machine: Machine) -> list[Row]:
 
 
 def cuda_rows(driver: CudaDriver | None) -> list[Row]:
-    """Return the driver and its GPUs as people read them."""
+    """Return the driver and its GPUs as rows of a table."""
     if driver is None:
         return [("CUDA driver", "not found")]
     gpus = [f"{gpu.name}, {_size(gpu.memory_nbytes)}" for gpu in driver.gpus]

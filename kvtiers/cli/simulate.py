@@ -170,10 +170,10 @@ def _plans(
 
 
 def _run(plans: Sequence[ReplayPlan], as_json: bool) -> tuple[list[Replay], bool]:
-    """Return what came of the plans, one after another, and whether an interrupt cut them short.
+    """Replay the plans one after another; returns whether they were interrupted, too.
 
     Raises:
-        ConfigError: nothing came of any.
+        ConfigError: no request was served before the time was up.
     """
     from kvtiers.simulate.replay import replay
 

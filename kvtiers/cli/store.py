@@ -160,7 +160,7 @@ def _show_stat(found: StoreStat) -> None:
 
 
 def stat_rows(found: StoreStat) -> list[tuple[str, str]]:
-    """Return a store's properties as people read them."""
+    """Return a store's properties as rows of a table."""
     rows = [("kind", found.kind)]
     if found.problem:
         rows.append(("problem", found.problem))

@@ -94,7 +94,7 @@ class Accounts:
         )
 
     def loaded(self, load: LoadDone, state: RequestState | None, *, in_step: bool) -> None:
-        """Note what came of a reload.
+        """Note the result of a reload.
 
         Args:
             state: None once its request ended.

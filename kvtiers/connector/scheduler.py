@@ -258,7 +258,7 @@ class SchedulerConnector:
         for request_id, num_computed in step.num_computed_tokens.items():
             self._computed(request_id, num_computed, step.block_ids)
         self._backlog.scheduled(step.num_computed_tokens)
-        self.lasting.tell(controller)  # for those that wait: nobody asks about them
+        self.lasting.tell(controller)  # for waiting requests, about which the engine has not asked
         controller.outlook.running = {*step.num_computed_tokens, *step.running}
         now, generation = self._clock(), self.lasting.generation
         orders = controller.take_orders(step.num_scheduled_tokens, self._sync, now, generation)

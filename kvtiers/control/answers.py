@@ -73,7 +73,7 @@ class LoadDone:
 def load_done(
     job: Job, outcomes: UInt8s, counts: tuple[int, int], settings: ControlSettings, seconds: float
 ) -> LoadDone:
-    """Return what came of a reload.
+    """Return the result of a reload.
 
     Args:
         counts: frames that came, and that did not. seconds: since it began.

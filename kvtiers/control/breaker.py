@@ -24,9 +24,9 @@ class BreakerState(Enum):
 class Breaker:
     """Watches one direction of one medium; time is a parameter.
 
-    It opens after `num_failures` failures in a row; a hang counts as two. Each opening doubles the
-    next back-off, up to `max_backoff`, until `num_failures` successes in a row show that the
-    medium works; before that a single failure opens it again.
+    It opens after `num_failures` failures in a row; a hang counts as two. From then on a single
+    failure opens it again, and each opening doubles the next back-off, up to `max_backoff`. Both
+    end once `num_failures` successes in a row have shown that the medium works.
 
     Attributes:
         state: see `BreakerState`. probing: whether the probe of HALF_OPEN is under way.
@@ -59,7 +59,7 @@ class Breaker:
 
     @property
     def wants_probe(self) -> bool:
-        """Whether it is time to try, and nobody tries yet."""
+        """Whether it is time for a probe, and none is under way."""
         return self.state is BreakerState.HALF_OPEN and not self.probing
 
     # -- commands ---------------------------------------------------------------------

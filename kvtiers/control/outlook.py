@@ -35,7 +35,7 @@ class EngineLoad:
     Attributes:
         busy_seconds: for how long the device has work with prompts that were admitted already.
         computes: whether it runs steps, of prompts or of those that generate.
-        num_waiting: requests that were not admitted yet, whoever is asked about among them.
+        num_waiting: requests that were not admitted yet, with the one that is asked about.
     """
 
     busy_seconds: float = 0.0

@@ -57,9 +57,9 @@ class PrefetchDesk:
 
     Only what the plan would reload is brought, heads first, oldest request first. All waiting
     requests together hold at most `ControlSettings.prefetch_share` of the slots, one of them
-    half of that. A slot is taken from nobody but the policy's next victim, and only where a
-    lower tier has that block too: a prefetch makes no block vanish. What was brought is an
-    ordinary evictable block from the start, and stays when its request goes.
+    half of that. A prefetch takes free slots, or that of the policy's next victim if a lower tier
+    has that block too: it makes no block vanish. What was brought is an ordinary evictable block
+    from the start, and stays when its request goes.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class ProbeDesk:
         return [load_order(job, self._settings, now) for job in probes if job is not None]
 
     def _probe(self, idx: int, epoch: int, now: float) -> Job | None:
-        """Open a job; None when no slot is to be had, or nothing is known to ask for."""
+        """Open a probe's job; None if there is no slot for it, or no frame to probe with."""
         window = self._places.dram.take_window(1)
         if not window:
             return None

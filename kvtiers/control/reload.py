@@ -35,7 +35,7 @@ class LoadRequest:
     """Blocks that an engine wants loaded.
 
     Attributes:
-        request_id: whom for. keys, parents: per KV group, per block, from block 0.
+        keys: of the request, per KV group, from block 0.
         block_ids: engine blocks per KV group, `NO_BLOCK` where the engine keeps none.
         start, num_blocks: load blocks ``start .. start + num_blocks - 1``.
         in_step: whether the engine's next step reads them, range of layers by range of layers.
@@ -208,9 +208,9 @@ class ReloadDesk:
         """Return the orders of the waiting jobs that can run now, oldest first.
 
         Jobs wait for a staging window in the order they came, and for blocks that a job before
-        them still has to bring to DRAM. One whose deadline has passed is sent without a window,
-        so that its ranks answer. So is one that waits for nobody: what it would have staged
-        comes back as MISSING.
+        them still has to bring to DRAM. A job whose deadline has passed is sent without a window,
+        so that ranks answer it. So is the first one if no job runs that could free a slot: what it
+        would have staged comes back as MISSING.
 
         Args:
             urgent: jobs that the engine's next step reads; they are sent whatever happens, and

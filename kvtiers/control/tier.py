@@ -33,7 +33,7 @@ class Entry(ChainNode):
         slot: the place it occupies, unique among all entries and windows of the tier.
         pins: running jobs that read it. doomed: no longer served; gone at the last release.
         backed: whether a lower tier has the block too, so that it leaves no hole.
-        position: of the block in its prefix, counted from 0; for whoever values it.
+        position: of the block in its prefix, counted from 0; a policy may value blocks by it.
     """
 
     slot: int = -1

@@ -93,7 +93,7 @@ class EngineMemory:
         return replace(self, tensor_parallel_size=num)
 
     def with_block_size(self, num_tokens: int) -> EngineMemory:
-        """Return the same engine with blocks of so many tokens."""
+        """Return the same engine with blocks of `num_tokens` tokens."""
         return replace(self, block_size=num_tokens)
 
     def with_kv_dtype(self, kv_dtype: str) -> EngineMemory:
@@ -177,7 +177,7 @@ class EngineMemory:
         return remedies
 
     def _least_ranks(self, num_tokens: int) -> int | None:
-        """Return how many devices would hold so many tokens; None: no usual number would."""
+        """Return the devices that would hold `num_tokens` tokens of KV; None: more than 64."""
         ranks = self.tensor_parallel_size * 2
         while ranks <= _MOST_RANKS:
             other = self.with_ranks(ranks)
@@ -209,7 +209,7 @@ def _divides(shape: ModelShape, num_ranks: int) -> bool:
 
 
 def prefill_chunks(num_tokens: int, budget: int, num_decodes: int = 0) -> tuple[int, ...]:
-    """Return the tokens of a prompt that each step computes, beside so many decodes.
+    """Return the tokens of a prompt that each step computes beside `num_decodes` decodes.
 
     Args:
         budget: tokens of a step, of which every decode takes one first.

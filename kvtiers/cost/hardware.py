@@ -39,7 +39,7 @@ class Hardware:
     """One accelerator and its way to the host.
 
     Attributes:
-        title: as people call it.
+        title: for reports.
         peak_flops: dense operations per second, by data type of the weights.
         matmul_efficiency: share of the peak that large matrix products reach, by data type.
         attention_dtype: data type of attention, whatever the weights have.
@@ -66,7 +66,7 @@ class Hardware:
     def speed(
         self, shape: ModelShape, dtype: str = "bf16", tensor_parallel_size: int = 1
     ) -> PrefillSpeed:
-        """Return the speed of an engine with one model on so many of these.
+        """Return the speed of an engine with a model on `tensor_parallel_size` of these devices.
 
         Between ranks, every layer sums twice over all of them: a ring sends
         ``2 (ranks - 1) / ranks`` of a token's hidden state (2 bytes an element).
@@ -113,7 +113,7 @@ class Storage:
     """One medium below DRAM.
 
     Attributes:
-        title: as people call it.
+        title: for reports.
         read_bandwidth, write_bandwidth: bytes per second of large pieces.
         latency_seconds: of one job, however small.
         seconds_per_piece: of one block beside its bytes.

@@ -152,7 +152,7 @@ class LinkModel:
         return np.where(blocks > 0, latency + pieces * per_piece + size * per_byte, 0.0)
 
     def effective_bandwidth(self, piece_nbytes: float, num_pieces: float = 1.0) -> float:
-        """Return the bytes per second of pieces that are ordered so many at a time."""
+        """Return the bytes per second of jobs of `num_pieces` pieces each."""
         seconds = float(self.seconds(num_pieces, num_pieces * piece_nbytes))
         return num_pieces * piece_nbytes / seconds if seconds > 0 else math.inf
 
@@ -205,7 +205,7 @@ class LinkModel:
 class Links(Mapping[str, LinkModel]):
     """All links of a machine by name, as in `kvtiers.model.messages.Link`, with their queues.
 
-    A link's queue is what was submitted and is not done; whoever orders transfers keeps it.
+    A link's queue is what was `submitted` and is not `done`; control keeps it up to date.
 
     Args:
         stores: names of the stores, in the order that `Transfer.stores` gives them.

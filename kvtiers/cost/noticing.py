@@ -45,7 +45,7 @@ class Noticing:
 
     @property
     def step_seconds(self) -> float:
-        """Of the engine's steps of late; 0 while none was seen."""
+        """Median time of the engine's last steps; 0 while none was seen."""
         return statistics.median(self._steps) if self._steps else 0.0
 
     def step_took(self, seconds: float) -> None:

@@ -16,7 +16,7 @@ _MOST_ENGINES: Final = 1024
 _MOST_NUMBERS: Final = 8  # of engines that are tried
 
 Make = Callable[[int, Size], ReplayJob]
-"""Makes the job that replays so many engines with tiers of some size each."""
+"""Given a number of engines and the size of each one's tiers, makes the job that replays them."""
 
 
 def settle_engines(

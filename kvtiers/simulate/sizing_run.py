@@ -212,7 +212,7 @@ class _Run:
         return replace(self._plan.machine, kv_dtype=dtype, max_model_len=self._longest)
 
     def _share_of(self, num_engines: int) -> Trace:
-        """Return what the busiest of so many engines serves."""
+        """Return what the busiest of `num_engines` engines serves."""
         return servable(self._shares.of(num_engines), self._longest)
 
     def _distances_of(self, num_engines: int) -> StackDistances:
@@ -270,7 +270,7 @@ class _Run:
         self._complete &= more.complete
 
     def _largest(self, num_engines: int) -> tuple[Size, Guess]:
-        """Return the largest tiers of so many engines, and what is guessed of them."""
+        """Return the largest tiers of `num_engines` engines each, and the guess for them."""
         machine = self._machine(self._plan.kv_dtypes[0])
         return self._guess_all(machine, num_engines, only_last=True)[0]
 

@@ -24,7 +24,6 @@ class StackDistances:
         distances: blocks, itself included; request after request, each from its first block on.
         request_idx: of each distance. num_tokens: of each, but for a last block that is a part.
         num_prompt_tokens: one per request.
-        num_distinct_blocks: of the whole trace.
     """
 
     distances: Int64s
@@ -32,7 +31,6 @@ class StackDistances:
     num_tokens: Int64s
     num_prompt_tokens: Int64s
     block_size: int
-    num_distinct_blocks: int
 
     @classmethod
     def of(cls, trace: Trace, *, whole_blocks: bool = True) -> StackDistances:
@@ -61,7 +59,6 @@ class StackDistances:
             np.array(tokens, np.int64),
             np.array([request.num_prompt_tokens for request in requests], np.int64),
             size,
-            recency.num_known,
         )
 
     def hit_tokens(self, capacity_tokens: float) -> Int64s:
@@ -159,11 +156,6 @@ class _Recency:
         self._tree = [0] * (most + 1)
         self._last: dict[int, int] = {}
         self._time = 0
-
-    @property
-    def num_known(self) -> int:
-        """Blocks that were ever used."""
-        return len(self._last)
 
     def use(self, ids: Sequence[int]) -> list[int]:
         """Use a request's blocks, the last one first; returns the distances of those that are

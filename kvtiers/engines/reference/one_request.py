@@ -57,7 +57,7 @@ class MeasuredStep:
 
 @dataclass(slots=True)
 class Generated:
-    """What came of a request.
+    """What one request has generated, and what was measured of it.
 
     Attributes:
         token_ids: generated, greedily. ttft_seconds: from its arrival to the first of them.
@@ -171,8 +171,11 @@ class OneRequestEngine:
     def settle(self, seconds: float = 60.0) -> None:
         """Run idle steps until kvtiers has nothing left to do.
 
+        Args:
+            seconds: that it may take.
+
         Raises:
-            ProtocolError: it still has after so long.
+            ProtocolError: it took longer.
         """
         until = time.monotonic() + seconds
         while self.scheduler is not None and self.scheduler.busy:

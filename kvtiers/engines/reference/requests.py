@@ -146,7 +146,7 @@ class TokenSequence:
         self.rewind(0)
 
     def rewind(self, num_computed: int) -> None:
-        """Count at most so many tokens as computed; a whole number of hashed blocks."""
+        """Count at most `num_computed` tokens as computed; a whole number of hashed blocks."""
         num_blocks = num_computed // self.hash_tokens
         self.num_computed = min(self.num_computed, num_computed)
         self.num_hashed = min(self.num_hashed, num_blocks)

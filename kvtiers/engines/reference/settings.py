@@ -88,7 +88,7 @@ class EngineSettings:
         return 1 + self.num_speculative_tokens
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that so many tokens of one sequence lie in."""
+        """Return how many blocks `num_tokens` tokens of one sequence take."""
         return -(-num_tokens // self.block_size)
 
     def _check_longest(self) -> None:

@@ -84,7 +84,7 @@ class Turnover:
             self._absences.remove(absence)
 
     def admitted(self, num_blocks: int) -> None:
-        """Note an admission that was just handed out so many blocks."""
+        """Note that an admission was just handed out `num_blocks` blocks."""
         decay, num_taken = 1.0 - 1.0 / _NUM_LATE, self._pool.num_taken
         self._num_admitted = self._num_admitted * decay + num_blocks
         self._num_all = self._num_all * decay + num_taken - self._num_taken
@@ -93,7 +93,7 @@ class Turnover:
     # -- questions --------------------------------------------------------------------
 
     def guesses(self, num_blocks: int) -> Sequence[Guess]:
-        """Return what a victim of so many blocks would meet after each of the last absences.
+        """Return what a victim of `num_blocks` blocks would meet after each of the last absences.
 
         One that has not ended counts only if it is longer than all that have: then nothing is left
         in HBM.
@@ -113,5 +113,5 @@ class Turnover:
 
     @property
     def admitted_share(self) -> float:
-        """Of the blocks that were handed out, those of admissions, of late."""
+        """Share of admissions in the blocks that were handed out lately; 0 before any were."""
         return self._num_admitted / self._num_all if self._num_all else 0.0
