@@ -1,4 +1,4 @@
-"""Runs the jobs of a sizing, several at a time in processes of their own."""
+"""Plays jobs on a trace, several at a time in processes of their own."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LONGEST_WAIT_SECONDS: Final = 1.0
 _SIGNAL_SECONDS: Final = 0.5  # in which who ends all processes of a group has ended this one, too
 
 Told = Callable[[str], Progress]
-"""Given a job in words, returns what is called with its progress; (0, 0): it was given up."""
+"""Makes what follows the progress of one job, given what it is; told (0, 0) if it is given up."""
 
 
 class Job(Hashable, Protocol):
-    """A value that says what to run; equal jobs have equal results.
+    """Something to play: a value that equals another one if the same comes of both.
 
-    Jobs and results are pickled, to cross processes.
+    It is pickled for a process, as is what comes of it.
     """
 
     @property
@@ -41,25 +41,24 @@ class Job(Hashable, Protocol):
         ...
 
     def run(self, shares: Shares, progress: Progress) -> Any:
-        """Return the job's result; raises KeyboardInterrupt if it was ended early."""
+        """Return what comes of it; raises KeyboardInterrupt where it was ended early."""
         ...
 
 
 class WorkerError(KVTiersError):
-    """A process that ran a job has died."""
+    """A process that played a job has died."""
 
 
 class ReplayPool:
-    """Runs jobs, each once: results are remembered.
+    """Plays jobs, each once: what came of it is remembered.
 
-    With one job at a time all happens in this process. What is asked for may depend on the results
-    of earlier jobs, never on which of them ended first: then the answer is the same for any number
-    of processes.
+    With one job at a time all happens in this process. What is chosen to play may depend on what
+    came of earlier jobs, never on which of them ended first: then the answer is the same for any
+    number of processes.
 
     Args:
-        shares: given to every job. told: see `Told`.
-        deadline: of `time.monotonic`: no job begins that is not likely to end by then, but the
-            first.
+        shares: given to every job. num_jobs: at a time.
+        deadline: of `time.monotonic`: no job that would not end by then begins, but the first.
 
     Attributes:
         num_jobs: at a time. spent: job that is done to the seconds that it took.
@@ -77,15 +76,15 @@ class ReplayPool:
         self._any_began = False
 
     def result(self, wanted: Job, likely: Sequence[Job] = ()) -> Any:
-        """Return a job's result; None: there is no time left. See `first`."""
+        """Return what comes of a job; None: there is no time left. See `first`."""
         done = self.first([wanted], likely)
         return None if done is None else self._done[done]
 
     def first(self, wanted: Sequence[Job], likely: Sequence[Job] = ()) -> Job | None:
-        """Run until one of the wanted jobs is done, and return that; None: there is no time left.
+        """Play until one of the jobs is done, and return it; None: there is no time left.
 
         Args:
-            likely: what may be wanted next, the most likely first; run on idle cores only.
+            likely: what will be wanted next, the most likely first; played on idle cores only.
 
         Raises:
             WorkerError: a process died. Whatever a job raises.
@@ -97,18 +96,18 @@ class ReplayPool:
             if self.num_jobs == 1:
                 if not self._may_begin(wanted[0]):
                     return None
-                self._run_here(wanted[0])
+                self._play_here(wanted[0])
                 continue
             if not self._begin_what_fits(wanted, likely):
                 return None
             self._listen()
 
     def __getitem__(self, job: Job) -> Any:
-        """Return the result of a job that is done."""
+        """Return what came of a job that is done."""
         return self._done[job]
 
     def close(self) -> None:
-        """End all processes, whatever they run."""
+        """End all processes, whatever they are at."""
         for worker in self._workers:
             worker.end()
         self._workers.clear()
@@ -122,7 +121,7 @@ class ReplayPool:
         self._any_began |= may
         return may
 
-    def _run_here(self, job: Job) -> None:
+    def _play_here(self, job: Job) -> None:
         started = time.monotonic()
         self._done[job] = job.run(self._shares, self._told(job.what))
         self._note(job, time.monotonic() - started)
@@ -132,11 +131,8 @@ class ReplayPool:
         self._longest[job.kind] = max(self._longest.get(job.kind, 0.0), seconds)
 
     def _begin_what_fits(self, wanted: Sequence[Job], likely: Sequence[Job]) -> bool:
-        """Begin as many jobs as there are processes.
-
-        Returns:
-            whether a wanted job runs, or will once a process is free.
-        """
+        """Begin as many as there are processes; returns whether one that is wanted runs, or will
+        as soon as another one ends."""
         jobs = dict.fromkeys([*wanted, *likely])
         comes = False
         for job in jobs:
@@ -152,9 +148,9 @@ class ReplayPool:
         return comes
 
     def _free_worker(self, jobs: Container[Job]) -> _Worker | None:
-        """Return a process without a job; None: all run one of `jobs`.
+        """Return a process without a job; None: all are at one of these.
 
-        A process that runs any other job is ended for it.
+        What is of no use any more is given up for one that is.
         """
         for worker in self._workers:
             if worker.job is None:
@@ -189,7 +185,7 @@ class _Worker:
     """One process, as seen from here.
 
     Attributes:
-        job: what it runs. began: when, by `time.monotonic`.
+        job: what it is at. began: when, of `time.monotonic`.
     """
 
     def __init__(self, shares: Shares) -> None:
@@ -211,7 +207,7 @@ class _Worker:
         self.told: Progress = _untold
 
     def begin(self, job: Job, told: Progress) -> None:
-        """Give it a job."""
+        """Let it play a job."""
         self.job, self.began, self.told = job, time.monotonic(), told
         try:
             self.connection.send(job)
@@ -219,7 +215,7 @@ class _Worker:
             self._died()
 
     def heard(self) -> tuple[str, Any]:
-        """Return its next message: "progress", "done" or "raised", and the value."""
+        """Return what it says."""
         try:
             word, value = self.connection.recv()
         except (EOFError, OSError):
@@ -227,7 +223,7 @@ class _Worker:
         return word, value
 
     def end(self) -> None:
-        """End it, and give up its job."""
+        """End it, and give up what it is at."""
         if self.job is not None:
             self.told(0, 0)
         self._process.kill()
@@ -249,7 +245,7 @@ def _untold(_ended: int, _num: int) -> None:
 
 
 def _serve(connection: Connection, trace: Trace, longest: int | None) -> None:
-    """Run jobs in a process until nobody listens any more."""
+    """Play jobs in a process, until nobody listens any more."""
     shares, last = Shares(trace, longest), 0.0
 
     def progress(ended: int, num: int) -> None:
