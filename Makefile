@@ -28,6 +28,7 @@ test: $(VENV)/.dev
 # What does not need an engine: quick, for every commit.
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not e2e and not slow"
 

@@ -11,6 +11,7 @@ import pytest
 import typer.main
 
 from kvtiers.cli.main import app
+from kvtiers.control.controller import Controller
 from kvtiers.model.config import parse_config
 
 REPOSITORY = Path(__file__).parents[1]
@@ -88,8 +89,13 @@ def test_commands_exist(page):
             if words[0].startswith("-"):
                 continue
             assert words[0] in group.commands, f"{page.name}:{line}: kvtiers {command}"
-            verbs = getattr(group.commands[words[0]], "commands", None)
+            found = group.commands[words[0]]
+            verbs = getattr(found, "commands", None)
             assert verbs is None or words[1] in verbs, f"{page.name}:{line}: kvtiers {command}"
+            found = found if verbs is None else verbs[words[1]]
+            known = {option for parameter in found.params for option in parameter.opts}
+            given = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert given <= known | {"--help"}, f"{page.name}:{line}: kvtiers {command}"
 
 
 @each_page
@@ -105,3 +111,12 @@ def test_tests_that_are_named_exist(page):
             if function not in names:
                 wrong.append(f"{name}::{function}")
     assert not wrong
+
+
+def test_the_table_of_verbs_is_that_of_the_controller():
+    page = (REPOSITORY / "docs/explanation/two-planes.md").read_text()
+    section = page.partition("## The verbs")[2].partition("## The flow")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    listed = {verb for row in rows for verb in re.findall(r"`(\w+)`", row)}
+    methods = {name for name in vars(Controller) if not name.startswith("_")}
+    assert listed == methods

@@ -11,7 +11,7 @@ from kvtiers.cost.model_source import read_model_config
 from kvtiers.data.host_memory import available_memory
 from kvtiers.engines.reference.shape import ReferenceShape
 from kvtiers.model.errors import ConfigError
-from kvtiers.model.frame import ALIGNMENT, round_up
+from kvtiers.model.frame import ALIGNMENT, round_up, slot_nbytes_of
 from kvtiers.model.units import format_size
 
 SMALL: Final = "small"
@@ -118,7 +118,7 @@ class MeasuredPlan:
 
     def slots_nbytes(self, num_slots: int, num_groups: int = 1) -> int:
         """Return a capacity that holds so many slots of a group's frames, in whole MiB."""
-        slot = ALIGNMENT + round_up(-(-self.block_nbytes // num_groups) + ALIGNMENT)
+        slot = slot_nbytes_of(-(-self.block_nbytes // num_groups)) + ALIGNMENT
         return round_up(num_slots * slot, MIB)
 
     @property

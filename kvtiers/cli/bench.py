@@ -13,6 +13,8 @@ from typing import Any, Final
 import typer
 
 from kvtiers.cli.bench_options import (
+    MEASURED,
+    PAPER,
     BlockSizeOption,
     DeviceOption,
     DtypeOption,
@@ -44,6 +46,7 @@ WENT_WRONG: Final = 1
 
 
 def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
+    context: typer.Context,
     model: ModelOption = None,
     hardware: HardwareOption = None,
     tier: TierOption = None,
@@ -75,6 +78,7 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
     lengths = tuple(length or ())
     tiers = tuple(tier or ())
     with input_errors(as_json):
+        _refuse_options_of_the_other(context, measured=hardware is None)
         check_outputs(output)
         if hardware is not None:
             paper: dict[str, Any] = {
@@ -99,9 +103,28 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
         _measured(asked, (layers, hidden, dtype or ""), (folder, output, resume), as_json)
 
 
+def _refuse_options_of_the_other(context: typer.Context, *, measured: bool) -> None:
+    """Refuse options that would change nothing: those of the comparison that is not made.
+
+    Raises:
+        ConfigError: one was given.
+    """
+    other = PAPER if measured else MEASURED
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and getattr(option, "rich_help_panel", None) == other:
+            remedy = "add --hardware" if measured else "drop --hardware"
+            raise ConfigError(f"{option.opts[0]}: changes nothing here; {remedy}, or leave it out")
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What both comparisons share; None among the rest means the default."""
+    """The options that both comparisons have, and in `rest` those of the one that is made.
+
+    Attributes:
+        rest: by the plan's own names; None stands for the plan's default.
+    """
 
     model: str | None
     tiers: tuple[str, ...]
@@ -109,7 +132,7 @@ class _Asked:
     rest: dict[str, Any]
 
     def given(self) -> dict[str, Any]:
-        """Return what a plan is made with, without the model."""
+        """Return the plan's arguments but for the model and the tiers."""
         found = {name: value for name, value in self.rest.items() if value is not None}
         lengths = _lengths(self.lengths)
         return {**found, "lengths": lengths} if lengths else found

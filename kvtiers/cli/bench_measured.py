@@ -7,9 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from kvtiers.cli.output import show_table
+from kvtiers.cli.output import report_written, show_table
 from kvtiers.cli.progress import progress_bar
 from kvtiers.cli.terminable import terminable
 
@@ -36,14 +34,10 @@ def run(
 
 
 def write(result: MeasuredResult, folder: Path) -> None:
-    """Write the report, and say which files on standard error."""
+    """Write the report, and name its files on standard error."""
     from kvtiers.bench.measured_report import write_measured_report
 
-    written, missing = write_measured_report(result, folder)
-    for path in written:
-        typer.echo(f"wrote {path}", err=True)
-    if missing is not None:
-        typer.echo(missing, err=True)
+    report_written(*write_measured_report(result, folder))
 
 
 def show(result: MeasuredResult) -> None:

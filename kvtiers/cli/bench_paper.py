@@ -7,26 +7,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from kvtiers.cli.output import show_table
+from kvtiers.cli.output import report_written, show_table
 
 if TYPE_CHECKING:
     from kvtiers.bench.paper import PaperResult
 
 
 def write(result: PaperResult, folder: Path) -> None:
-    """Write the report, and say which files on standard error."""
+    """Write the report, and name its files on standard error."""
     from kvtiers.bench.paper_report import write_report
 
     model = Path(result.plan.model)
     stem = model.parent.name if model.name == "config.json" else model.name
     name = f"{stem.removesuffix('.json') or 'model'}-on-{result.plan.hardware}".lower()
-    written, missing = write_report(result, folder, name)
-    for path in written:
-        typer.echo(f"wrote {path}", err=True)
-    if missing is not None:
-        typer.echo(missing, err=True)
+    report_written(*write_report(result, folder, name))
 
 
 def show(result: PaperResult) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -24,10 +25,11 @@ def demo(
     tokens: Annotated[int, typer.Option(min=256, max=16384, help="Tokens of the prompt.")] = 4096,
     repeats: Annotated[int, typer.Option(min=1, max=99, help="Runs of each quick row.")] = 5,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="OpenMP threads of a CPU engine; all cores.")
+        int | None, typer.Option(min=1, help="OpenMP threads of a CPU engine (default: all cores).")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the random model is kept; a temporary folder.")
+        Path | None,
+        typer.Option(help="Folder that keeps the random model (default: a temporary one)."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,7 +41,7 @@ def demo(
 
         plan = DemoPlan(num_prompt_tokens=tokens, num_repeats=repeats)
         if threads is not None:
-            plan = DemoPlan(num_prompt_tokens=tokens, num_repeats=repeats, num_threads=threads)
+            plan = replace(plan, num_threads=threads)
         with tempfile.TemporaryDirectory(prefix="kvtiers-demo-") as temporary:
             result = _run(plan, folder or Path(temporary), as_json)
     if as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvtiers.cli.output import JsonOption, echo_json, input_errors, show_table
+from kvtiers.cli.output import JsonOption, echo_json, input_errors, report_written, show_table
 
 if TYPE_CHECKING:
     from kvtiers.bench.explain import Explanation, Summary
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 def explain(
     request: Annotated[
-        str | None, typer.Argument(help="The request, as the engine names it in the log.")
+        str | None, typer.Argument(help="The request's id, as it stands in the log.")
     ] = None,
     summary: Annotated[
         bool, typer.Option("--summary", help="All requests in numbers instead.")
     ] = False,
     log: Annotated[
-        Path | None, typer.Option(help="The log; that of the configuration in force.")
+        Path | None,
+        typer.Option(help="The decision log (default: that of the configuration in force)."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="With --summary: folder for a JSON file, a PNG and a page.")
@@ -91,11 +92,7 @@ def _show_broken(file: DecisionFile) -> None:
 def _write(numbers: Summary, folder: Path) -> None:
     from kvtiers.bench.explain_report import write_report
 
-    written, missing = write_report(numbers, folder)
-    for path in written:
-        typer.echo(f"wrote {path}", err=True)
-    if missing is not None:
-        typer.echo(missing, err=True)
+    report_written(*write_report(numbers, folder))
 
 
 def _show(found: Explanation) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kvtiers.cli.output import JsonOption, echo_json
+from kvtiers.cli.output import JsonOption, echo_json, rough_size
 
 if TYPE_CHECKING:
     from kvtiers.cli.probe_install import Installation
@@ -32,7 +32,7 @@ def info(as_json: JsonOption = False) -> None:
 
 
 def installation_rows(found: Installation) -> list[Row]:
-    """Return the installed parts as people read them."""
+    """Return the installed parts as rows of a table."""
     from kvtiers.cli.probe_install import SUPPORTED_VLLM
 
     if found.vllm is None:
@@ -56,7 +56,7 @@ def installation_rows(found: Installation) -> list[Row]:
 
 
 def machine_rows(machine: Machine) -> list[Row]:
-    """Return the machine's properties as people read them."""
+    """Return the machine's properties as rows of a table."""
     available, total = _size(machine.memory_available_nbytes), _size(machine.memory_total_nbytes)
     memory = f"{available} available of {total}"
     if machine.memory_limit_nbytes is not None:
@@ -78,7 +78,7 @@ def machine_rows(machine: Machine) -> list[Row]:
 
 
 def cuda_rows(driver: CudaDriver | None) -> list[Row]:
-    """Return the driver and its GPUs as people read them."""
+    """Return the driver and its GPUs as rows of a table."""
     if driver is None:
         return [("CUDA driver", "not found")]
     gpus = [f"{gpu.name}, {_size(gpu.memory_nbytes)}" for gpu in driver.gpus]
@@ -101,10 +101,4 @@ def _print_rows(title: str, rows: Iterable[Row]) -> None:
 
 
 def _size(nbytes: int | None) -> str:
-    """Return a size with one decimal, for reading only."""
-    if nbytes is None:
-        return "unknown"
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.1f} {unit}"
-    return f"{nbytes / 2**10:.1f} KiB"
+    return "unknown" if nbytes is None else rough_size(nbytes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -68,6 +68,26 @@ def show_table(table: Table) -> None:
         for column in table.columns:
             column.no_wrap, column.overflow = False, "fold"
     console.print(table)
+
+
+def report_written(written: Iterable[Path], no_picture: str | None = None) -> None:
+    """Name the files that were written, on standard error.
+
+    Args:
+        no_picture: why there is no picture among them; None where there is one, or none was due.
+    """
+    for path in written:
+        typer.echo(f"wrote {path}", err=True)
+    if no_picture is not None:
+        typer.echo(no_picture, err=True)
+
+
+def rough_size(nbytes: int) -> str:
+    """Return a size with one decimal, for reading only; `format_size` is exact."""
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.1f} {unit}"
+    return f"{nbytes / 2**10:.1f} KiB"
 
 
 def shown_path(path: Path) -> str:

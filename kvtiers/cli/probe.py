@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvtiers.cli.output import JsonOption, check_outputs, echo_json, input_errors, show_table
+from kvtiers.cli.output import (
+    JsonOption,
+    check_outputs,
+    echo_json,
+    input_errors,
+    report_written,
+    show_table,
+)
 from kvtiers.cli.progress import progress_bar
 from kvtiers.cli.terminable import terminable
+from kvtiers.cli.values import size
 
 if TYPE_CHECKING:
     from kvtiers.bench.probe import ProbeResult
@@ -32,17 +40,24 @@ def probe(  # noqa: PLR0913, PLR0917 - one parameter an option
         str, typer.Option(help="A known model, such as llama-3.1-8b, or a config.json.")
     ] = "llama-3.1-8b",
     hardware: Annotated[
-        str | None, typer.Option(help="The device that computes; the GPU found here.")
+        str | None, typer.Option(help="A known device that computes (default: the GPU found here).")
     ] = None,
     flops: Annotated[
-        float | None, typer.Option(help="Its measured prefill speed instead, operations a second.")
+        float | None,
+        typer.Option(help="Its measured prefill speed instead, in operations a second."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Data type of the weights.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="Data type of the KV cache.")] = "bf16",
+    kv_dtype: Annotated[
+        str, typer.Option("--kv-dtype", "--kv-cache-dtype", help="Data type of the KV cache.")
+    ] = "bf16",
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
-    device: Annotated[str, typer.Option(help="The engine's: auto, cpu or cuda.")] = "auto",
-    seconds: Annotated[float, typer.Option(help="Time to measure, about.")] = 30.0,
-    scratch: Annotated[str, typer.Option(help="Room of a tier's scratch at most.")] = "640MiB",
+    device: Annotated[
+        str, typer.Option(help="Device of the engine's KV: auto, cpu or cuda.")
+    ] = "auto",
+    seconds: Annotated[float, typer.Option(help="Seconds to measure for, about.")] = 30.0,
+    scratch: Annotated[
+        str, typer.Option(help="Bytes that a tier's scratch folder may take at most.")
+    ] = "640MiB",
     as_json: JsonOption = False,
 ) -> None:
     """Measure this machine's links, and from which prefix length on a tier beats computing."""
@@ -80,20 +95,15 @@ def _plan(
     from kvtiers.bench.probe_plan import DeviceChoice, ProbePlan
     from kvtiers.model.config import resolve_config
     from kvtiers.model.errors import ConfigError
-    from kvtiers.model.units import size_from
 
     if device not in get_args(DeviceChoice):
         known = ", ".join(get_args(DeviceChoice))
         raise ConfigError(f"--device {device!r} is not known; known: {known}")
-    try:
-        nbytes = size_from(scratch)
-    except ValueError as error:
-        raise ConfigError(f"--scratch: {error}") from None
     return ProbePlan(
         resolve_config(path).config,
         num_layers=num_layers,
         seconds=seconds,
-        scratch_nbytes=nbytes,
+        scratch_nbytes=size(scratch, "--scratch"),
         device=cast("DeviceChoice", device),
     )
 
@@ -122,7 +132,7 @@ def _write(path: Path, text: str) -> None:
         write_whole({path: text.encode()})
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-    typer.echo(f"wrote {path}", err=True)
+    report_written([path])
 
 
 def _pretty(plain: dict[str, object]) -> str:

@@ -20,6 +20,7 @@ from kvtiers.cli.output import (
     check_outputs,
     echo_json,
     input_errors,
+    report_written,
     show_table,
     shown_path,
 )
@@ -169,10 +170,10 @@ def _plans(
 
 
 def _run(plans: Sequence[ReplayPlan], as_json: bool) -> tuple[list[Replay], bool]:
-    """Return what came of the plans, one after another, and whether an interrupt cut them short.
+    """Replay the plans one after another; returns whether they were interrupted, too.
 
     Raises:
-        ConfigError: nothing came of any.
+        ConfigError: no request was served before the time was up.
     """
     from kvtiers.simulate.replay import replay
 
@@ -229,11 +230,7 @@ def _write(
 
     if folder is None:
         return
-    written, missing = write_report(replays, folder, f"simulate-{name}".lower(), about)
-    for path in written:
-        typer.echo(f"wrote {path}", err=True)
-    if missing is not None:
-        typer.echo(missing, err=True)
+    report_written(*write_report(replays, folder, f"simulate-{name}".lower(), about))
 
 
 def show(replays: Sequence[Replay]) -> None:

@@ -1,4 +1,4 @@
-"""The options that ``kvtiers simulate`` and ``kvtiers size`` share."""
+"""The options of ``kvtiers simulate``, ``kvtiers size`` and ``kvtiers capacity``."""
 
 # ruff: noqa: PLC0415 - what a verb needs is imported when it runs
 
@@ -46,22 +46,28 @@ UtilizationOption = Annotated[
 BlockSizeOption = Annotated[int, _engine("--block-size", text="Tokens of a block.", min=1)]
 StepTokensOption = Annotated[
     int,
-    _engine("--step-tokens", "--max-num-batched-tokens", text="Budget of an engine step.", min=1),
+    _engine(
+        "--step-tokens", "--max-num-batched-tokens", text="Token budget of an engine step.", min=1
+    ),
 ]
-MaxSeqsOption = Annotated[int, _engine("--max-num-seqs", text="Sequences of a batch.", min=1)]
+MaxSeqsOption = Annotated[
+    int, _engine("--max-num-seqs", text="Sequences of a batch at most.", min=1)
+]
 MaxLenOption = Annotated[
     int | None,
-    _engine("--max-model-len", text="Longest sequence; as the trace needs and HBM holds.", min=1),
+    _engine(
+        "--max-model-len", text="Longest sequence (default: as the trace needs, if it fits).", min=1
+    ),
 ]
 MaxLenCheckOption = Annotated[
-    int | None, _engine("--max-model-len", text="Longest sequence; checked if given.", min=1)
+    int | None, _engine("--max-model-len", text="Longest sequence (default: not checked).", min=1)
 ]
 PreemptionOption = Annotated[
-    str, _engine("--preemption", text="What becomes of victims: recompute, swap, cost.")
+    str, _engine("--preemption", text="What happens to preempted requests: recompute, swap, cost.")
 ]
 MediumOption = Annotated[
     list[str] | None,
-    _engine("--medium", text="What a store is made of: nvme=nvme-gen5; may be given again."),
+    _engine("--medium", text="Medium of a store, such as nvme=nvme-gen5; may be given again."),
 ]
 TraceOption = Annotated[
     Path | None,
@@ -69,27 +75,35 @@ TraceOption = Annotated[
 ]
 GenerateOption = Annotated[
     str | None,
-    _requests("--generate", text="A synthetic one: chat, agents, documents, bursts, mixed."),
+    _requests(
+        "--generate", text="Synthetic requests instead: chat, agents, documents, bursts, mixed."
+    ),
 ]
 NumRequestsOption = Annotated[
-    int | None, _requests("--requests", text="Requests: the first so many; generated: 1000.", min=1)
+    int | None,
+    _requests("--requests", text="The first N requests (default: all; generated: 1000).", min=1),
 ]
 RateOption = Annotated[
-    float | None, _requests("--rate", text="Generated: requests a second, on average; 2.")
+    float | None, _requests("--rate", text="Generated: requests a second on average (default: 2).")
 ]
 SeedOption = Annotated[
-    int | None, _requests("--seed", text="Generated: equal seeds, equal traces; 0.", min=0)
+    int | None,
+    _requests("--seed", text="Generated: equal seeds, equal traces (default: 0).", min=0),
 ]
 TraceBlockOption = Annotated[
     int | None,
-    _requests("--trace-block", text="Put small ids together to blocks of so many tokens.", min=1),
+    _requests("--trace-block", text="Merge the trace's blocks to blocks of so many tokens.", min=1),
 ]
 SpeedOption = Annotated[
-    float, _requests("--speed", text="Times as fast as recorded: 0.5 is half as fast.")
+    float, _requests("--speed", text="Speed of the arrivals: 0.5 is half as fast as recorded.")
 ]
 ConcurrencyOption = Annotated[
     int | None,
-    _requests("--concurrency", text="Closed loop: so many sessions at a time.", min=1),
+    _requests(
+        "--concurrency",
+        text="Closed loop: so many sessions at a time, in place of arrival times.",
+        min=1,
+    ),
 ]
 ReplicasOption = Annotated[
     int,
@@ -99,7 +113,7 @@ AutoReplicasOption = Annotated[
     int | None,
     _requests(
         "--replicas",
-        text="Engines that share the trace; the fewest that keep up without tiers.",
+        text="Engines that share the trace (default: the fewest that keep up without tiers).",
         min=1,
     ),
 ]
@@ -107,7 +121,7 @@ WarmupOption = Annotated[
     float, _requests("--warmup", text="Share of the requests that only fill the caches.")
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="The tiers: a YAML file; none without it.")
+    Path | None, typer.Option("--config", help="YAML file of the tiers (default: no tiers).")
 ]
 CompareOption = Annotated[
     list[Path] | None,
@@ -135,14 +149,19 @@ PriceOption = Annotated[
 ]
 PolicyOption = Annotated[
     list[str] | None,
-    typer.Option(help="Replacement rules to compare, the first one while sizing."),
+    typer.Option(
+        help="Replacement rule, as in policy.evict; may be given again. The first one is sized "
+        "with, the others are compared (default: all but adaptive, lru first)."
+    ),
 ]
 MaxSecondsOption = Annotated[
     float, typer.Option(help="No replay begins after so many seconds of real time.")
 ]
 JobsOption = Annotated[
     int | None,
-    typer.Option(help="Replays at a time, each a process of about 200 MiB; one a core.", min=1),
+    typer.Option(
+        help="Replays at a time, each a process of about 200 MiB (default: one a core).", min=1
+    ),
 ]
 WriteConfigOption = Annotated[
     Path | None, typer.Option(help="Write the YAML that meets the goal to this file.")
@@ -150,15 +169,21 @@ WriteConfigOption = Annotated[
 AverageOption = Annotated[
     int, typer.Option(min=1, help="Tokens of a running sequence, on average.")
 ]
-PromptOption = Annotated[int, typer.Option(min=1, help="A prompt whose steps are counted.")]
-DecodesOption = Annotated[int, typer.Option(min=0, help="Sequences that decode beside it.")]
+PromptOption = Annotated[
+    int, typer.Option(min=1, help="Tokens of a prompt whose steps are counted.")
+]
+DecodesOption = Annotated[
+    int, typer.Option(min=0, help="Sequences that decode beside that prompt.")
+]
 RuntimeOption = Annotated[
     str | None,
-    typer.Option(help="Memory of a device beside weights and KV, such as 4GiB; estimated."),
+    typer.Option(
+        help="Memory of a device beside weights and KV, such as 4GiB (default: estimated)."
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "--out", help="Folder for a JSON file, a PNG and an HTML page."),
+    typer.Option("--output", help="Folder for a JSON file, a PNG and an HTML page."),
 ]
 
 

@@ -19,6 +19,7 @@ from kvtiers.cli.output import (
     check_outputs,
     echo_json,
     input_errors,
+    report_written,
     show_table,
 )
 from kvtiers.cli.progress import progress_bar
@@ -217,7 +218,7 @@ def _write(
             write_whole({write_config: yaml.encode()})
         except OSError as error:
             raise ConfigError(f"{write_config}: cannot be written ({error.strerror})") from error
-        typer.echo(f"wrote {write_config}", err=True)
+        report_written([write_config])
     elif write_config is not None:
         why = "it is met without tiers" if met else "no size meets it"
         if not sizing.final.decided:
@@ -227,11 +228,8 @@ def _write(
         )
     if output is None:
         return
-    written, missing = write_sizing(sizing, output, f"size-{sizing.plan.trace.name}".lower(), about)
-    for path in written:
-        typer.echo(f"wrote {path}", err=True)
-    if missing is not None:
-        typer.echo(missing, err=True)
+    name = f"size-{sizing.plan.trace.name}".lower()
+    report_written(*write_sizing(sizing, output, name, about))
 
 
 def _show(sizing: Sizing) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvtiers.cli.output import BAD_INPUT, JsonOption, echo_json, input_errors
+from kvtiers.cli.output import JsonOption, echo_json, input_errors, rough_size
+from kvtiers.cli.values import size
 
 if TYPE_CHECKING:
     from kvtiers.data.store_admin import StoreAdmin
@@ -104,14 +105,9 @@ def evict(
 ) -> None:
     """Drop the frames that were used (LMDB) or stored (files) longest ago, down to a size."""
     from kvtiers.data.store_admin import find_stores, shares
-    from kvtiers.model.units import parse_size
 
-    try:
-        nbytes = parse_size(to)
-    except ValueError as error:
-        typer.echo(f"--to: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
     with input_errors(as_json):
+        nbytes = size(to, "--to")
         stores = find_stores(paths, patience)
         kept = zip(stores, shares(stores, nbytes), strict=True)
         _drop([partial(store.evict, share) for store, share in kept], as_json=as_json)
@@ -164,7 +160,7 @@ def _show_stat(found: StoreStat) -> None:
 
 
 def stat_rows(found: StoreStat) -> list[tuple[str, str]]:
-    """Return a store's properties as people read them."""
+    """Return a store's properties as rows of a table."""
     rows = [("kind", found.kind)]
     if found.problem:
         rows.append(("problem", found.problem))
@@ -176,13 +172,13 @@ def stat_rows(found: StoreStat) -> list[tuple[str, str]]:
         rows.append(("frames", f"{found.num_frames:,}"))
     if found.used_nbytes is not None and found.capacity_nbytes is not None:
         share = 100 * found.used_nbytes / max(1, found.capacity_nbytes)
-        of = _size(found.capacity_nbytes)
-        rows.append(("used", f"{_size(found.used_nbytes)} of {of} ({share:.0f} %)"))
+        of = rough_size(found.capacity_nbytes)
+        rows.append(("used", f"{rough_size(found.used_nbytes)} of {of} ({share:.0f} %)"))
     if found.num_slots is not None and found.slot_nbytes is not None:
         slots = f"{found.num_slots:,} of {found.slot_nbytes:,} bytes, {found.num_free:,} free"
         rows.append(("slots", slots))
     if found.disk_nbytes is not None:
-        rows.append(("on disk", f"{_size(found.disk_nbytes)}, {found.filesystem}"))
+        rows.append(("on disk", f"{rough_size(found.disk_nbytes)}, {found.filesystem}"))
     rows.append(("open", "no: stopped" if found.owner is None else f"by {found.owner}"))
     if found.owner is not None and found.owner.since is not None:
         rows.append(("since", _date(found.owner.since)))
@@ -203,7 +199,7 @@ def _show_verdict(verdict: Verdict, *, dry_run: bool) -> None:
     gone = f", {verdict.num_gone:,} left meanwhile" if verdict.num_gone else ""
     text = (
         f"{verdict.name}: {verdict.num_good:,} frames good, {len(verdict.faults):,} damaged{gone}; "
-        f"{_size(verdict.nbytes)} in {verdict.seconds:.1f} s ({rate:,.0f} MiB/s)"
+        f"{rough_size(verdict.nbytes)} in {verdict.seconds:.1f} s ({rate:,.0f} MiB/s)"
     )
     if verdict.faults:
         text += (
@@ -238,14 +234,6 @@ def _drop(actions: Sequence[Callable[[], Dropped]], *, as_json: bool) -> None:
         echo_json({"ok": not problems, "stores": stores, "problems": problems})
     if problems:
         raise typer.Exit(FAULTY)
-
-
-def _size(nbytes: int) -> str:
-    """Return a size with one decimal, for reading only."""
-    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.1f} {unit}"
-    return f"{nbytes / 2**10:.1f} KiB"
 
 
 def _ago(seconds: float) -> str:

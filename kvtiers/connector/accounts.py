@@ -12,7 +12,6 @@ from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.step import Reload
 from kvtiers.control.answers import Answer, LoadDone
 from kvtiers.control.controller import Controller
-from kvtiers.control.reload import ABSENT
 from kvtiers.model.config import Config
 from kvtiers.model.messages import DRAM, WorkerReport
 from kvtiers.observe.decisions import Decision, DecisionLog, DecisionOutcome
@@ -34,7 +33,7 @@ from kvtiers.observe.metrics import (
 
 
 class Accounts:
-    """Counters and the decision log of one engine; it decides nothing."""
+    """Counters and the decision log of one engine; decides nothing."""
 
     def __init__(
         self, config: Config, shape: EngineShape, counters: Counters, clock: Callable[[], float]
@@ -51,9 +50,8 @@ class Accounts:
         """Attribute each of the first blocks of an answer to the slowest tier that it needs."""
         if not num_blocks:
             return {}
-        known = answer.match.sources[:, :num_blocks]
-        slowest = (known * (known != ABSENT)).max(axis=0)
-        counts = np.bincount(slowest, minlength=len(self._tiers)).tolist()
+        sources = answer.match.slowest_sources[:num_blocks]
+        counts = np.bincount(sources, minlength=len(self._tiers)).tolist()
         return {
             name: num * self._block_size
             for name, num in zip(self._tiers, counts, strict=True)
@@ -96,12 +94,12 @@ class Accounts:
         )
 
     def loaded(self, load: LoadDone, state: RequestState | None, *, in_step: bool) -> None:
-        """Note what came of a reload.
+        """Note the result of a reload.
 
         Args:
             state: None once its request ended.
-            in_step: whether the step that computed the rest waited for it. It is answered at the
-                end of that step, so that nobody knows when it was done.
+            in_step: whether it was a load within a step. Such is answered at the step's end, so
+                that it is not known when it was done.
         """
         seconds = None if in_step else load.seconds
         outcome = DecisionOutcome(load.num_loaded, load.num_failed, seconds)
@@ -141,8 +139,8 @@ class Accounts:
         for event, num in report.counters.items():
             self.counters.add(WORKER_EVENTS, (event,), num)
 
-    def look(self, controller: Controller) -> None:
-        """Set the gauges."""
+    def set_gauges(self, controller: Controller) -> None:
+        """Set the gauges to the present state of tiers and pins."""
         for name, (blocks, capacity) in controller.usage().items():
             self.counters.set(TIER_BLOCKS, (name,), blocks)
             self.counters.set(TIER_CAPACITY_BLOCKS, (name,), capacity)

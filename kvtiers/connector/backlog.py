@@ -27,8 +27,8 @@ class _Prefill:
 class Backlog:
     """Prompts from their admission to their first token.
 
-    Steps with tokens are counted as they are scheduled and as they end, in the same order, so
-    that it is known in which step a prompt's first token comes.
+    Steps with tokens are counted as they are scheduled, and as they end in the same order. So it
+    is known at the end of which step a prompt has its first token.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Backlog:
         self._waiting.add(request_id)
 
     def seconds(self, prefill: PrefillModel) -> float:
-        """Return how long the device works on what it can begin with now."""
+        """Return how long the device has work with prompts whose load is not under way."""
         waiting = [p for p in self._prefills.values() if not p.loading]
         if not waiting:
             return 0.0
@@ -61,7 +61,12 @@ class Backlog:
     def admitted(
         self, request_id: str, num_tokens: int, num_computed: int, *, loading: bool
     ) -> None:
-        """Take a prompt in."""
+        """Note a prompt's admission.
+
+        Args:
+            num_computed: leading tokens that need not be computed: in HBM, or to be loaded.
+            loading: whether a load between steps brings some of them.
+        """
         self._waiting.discard(request_id)
         # The last token is computed in any case.
         self._prefills[request_id] = _Prefill(
@@ -76,7 +81,7 @@ class Backlog:
             prefill.num_computed = max(0, prefill.num_computed - num_lost)
 
     def scheduled(self, num_computed_tokens: Mapping[str, int]) -> None:
-        """Note that a step begins, and what of each request in it is computed once it is done."""
+        """Note that a step begins; request id to tokens computed once the step is done."""
         self._in_step = set(num_computed_tokens)
         self._waiting -= self._in_step  # an engine may admit without asking
         if not num_computed_tokens:

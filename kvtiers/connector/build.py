@@ -1,4 +1,4 @@
-"""From the configuration and the engine's facts to what each plane is made of."""
+"""Turns the configuration and an engine's facts into control's settings and a cost model."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from kvtiers.model.keys import BlockKey
 
 
 def in_step_seconds(config: Config, shape: EngineShape) -> float:
-    """Return what loads within a step may take at most; 0 where there are none."""
+    """Return the seconds below which a load from DRAM runs within a step; 0: none does."""
     checked = config.integrity == "all"  # a checksum may fail, and the step could not go back
     return config.reload.sync_below if shape.loads_in_step and not checked else 0.0
 
@@ -24,8 +24,10 @@ def may_load_in_step(
     keys: Sequence[Sequence[BlockKey]],
     answer: Answer,
 ) -> bool:
-    """Whether a reload overlaps the computation of the rest, or is quick and cannot fail for
-    reasons of its medium.
+    """Whether a reload runs within the step that computes the rest.
+
+    It does if it was planned to overlap that, or if it is quick and comes from DRAM only, so that
+    no medium can fail it; and if it needs to wait for no other job.
 
     Args:
         keys: of the request, per KV group, from block 0.

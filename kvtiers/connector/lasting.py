@@ -1,4 +1,4 @@
-"""What outlives a process: which generation its frames are of, and what others have stored."""
+"""What outlives a process: the generation that frames are named with, and what others stored."""
 
 from __future__ import annotations
 
@@ -18,19 +18,32 @@ from kvtiers.model.messages import Hello
 
 
 class Lasting(Protocol):
-    """What outlives a process, as far as the scheduler's side needs it; see `LastingStores`."""
+    """What outlives a process, as far as the scheduler's side needs it."""
 
     @property
-    def generation(self) -> int: ...  # noqa: D102
+    def generation(self) -> int:
+        """The number that frames are named with now."""
+        ...
 
-    def ask(self, controller: Controller) -> None: ...  # noqa: D102
-    def tell(self, controller: Controller) -> None: ...  # noqa: D102
-    def renew(self) -> bool: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    def ask(self, controller: Controller) -> None:
+        """Pass control's lookups on to the stores."""
+        ...
+
+    def tell(self, controller: Controller) -> None:
+        """Tell control the answers that have come since the last call."""
+        ...
+
+    def renew(self) -> bool:
+        """Begin a new generation; whether that was recorded for later starts."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the stores' indexes."""
+        ...
 
 
 class LastingStores:
-    """Beside control: carries its questions to the index reader, and names the generation.
+    """The configured stores that outlive the process: their index readers and generations.
 
     Raises:
         StoreError: what is recorded beside a store cannot be read.
@@ -44,37 +57,39 @@ class LastingStores:
 
     @property
     def generation(self) -> int:
-        """What the names of frames are made with now."""
+        """See `Lasting`."""
         return self._generations.present
 
     def ask(self, controller: Controller) -> None:
-        """Hand on what control wants to know."""
+        """See `Lasting`."""
         for lookup in controller.take_lookups():
             if lookup.store in self._readers:
                 self._readers[lookup.store].ask(lookup)
 
     def tell(self, controller: Controller) -> None:
-        """Tell control what has been found out since the last call."""
+        """See `Lasting`."""
         for reader in self._readers.values():
             for answer in reader.answers():
                 controller.answered(answer)
 
     def renew(self) -> bool:
-        """Begin a new generation; whether a later start will know of it."""
+        """See `Lasting`."""
         recorded = self._generations.renew()
         for reader in self._readers.values():
             reader.enter(self.generation)
         return recorded
 
     def close(self) -> None:
-        """Let go of the stores' indexes."""
+        """See `Lasting`."""
         for reader in self._readers.values():
             reader.close()
 
 
 def _readers(config: Config, hellos: Sequence[Hello], generation: int) -> dict[str, IndexReader]:
-    """Return a reader for each store that others fill, or that an earlier life has filled: one
-    that hangs holds up no other's answers."""
+    """Return an index reader for each store that others fill, or an earlier life has filled.
+
+    Each store has its own, so that one that hangs holds up no other's answers.
+    """
     readers: dict[str, IndexReader] = {}
     lookup_seconds = max(config.reload.deadline, config.reload.lookup_deadline)
     for tier in config.stores:

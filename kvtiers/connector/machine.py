@@ -1,4 +1,4 @@
-"""What tells this machine from others, as far as the kernel says it without a driver's help."""
+"""What tells this machine from others, as read from procfs."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from kvtiers.observe.metrics import OFFLOADS_DROPPED, Counters
 
 
 class Offers:
-    """Offers what requests have computed, and of those that ended only what is known to be true.
+    """Offers the full blocks of requests to DRAM, also of requests that have ended.
 
-    A reload within a step is confirmed at the step's end: until then nobody knows whether what the
-    step computes on it is worth keeping.
+    Whether a reload within a step has come is known at the step's end. Until then what the step
+    computes on top of it may be wrong, and blocks of requests that ended are not offered.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -21,7 +21,7 @@ class Offers:
         self._unconfirmed: set[JobId] = set()  # reloads in a step that ranks have not answered
 
     def offer(self, controller: Controller, state: RequestState) -> None:
-        """Offer what is full and was not taken yet."""
+        """Offer a request's full blocks that DRAM has not taken yet."""
         if state.tainted:
             return
         for group, keys in enumerate(state.keys):
@@ -38,7 +38,7 @@ class Offers:
                 state.num_tried[group] = end
 
     def offer_all(self, controller: Controller, state: RequestState) -> None:
-        """Offer a request's blocks for the last time, from the first that was lost since."""
+        """Offer a request's blocks for the last time, again those that DRAM has lost meanwhile."""
         for group, keys in enumerate(state.keys):
             taken = state.num_offered[group]
             if taken and not controller.holds(keys[taken - 1]):
@@ -46,18 +46,20 @@ class Offers:
         self.offer(controller, state)
 
     def ended(self, controller: Controller, state: RequestState) -> None:
-        """Take in a request that has ended, whose blocks are known."""
+        """Note a request that has ended, and offer its blocks as soon as that is safe."""
         self._ended.append(state)
         self.confirmed(controller)
 
     def confirmed(self, controller: Controller) -> None:
-        """Offer the blocks of requests that ended, unless a load is unconfirmed."""
+        """Offer the blocks of requests that ended, unless a load within a step is unanswered."""
         if not self._unconfirmed:
             self.scheduled(controller)
 
     def scheduled(self, controller: Controller) -> None:
-        """Offer them before another step writes into their blocks, or else leave them: some hold
-        blocks of a load that nobody has confirmed."""
+        """Offer them now, or never: the next step may write into their blocks.
+
+        While a load within a step is unanswered, they are given up: they may hold its blocks.
+        """
         ended, self._ended = self._ended, []
         if not self._unconfirmed:
             for state in ended:
@@ -74,5 +76,5 @@ class Offers:
         return in_step
 
     def distrust(self) -> None:
-        """Leave the blocks of requests that ended: what they hold may not be true."""
+        """Give up the blocks of requests that ended: what they hold may be wrong."""
         self._ended.clear()

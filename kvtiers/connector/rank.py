@@ -1,4 +1,4 @@
-"""Building the copying plane of one rank."""
+"""Builds the data plane of one rank: slab, copier, stores and executor."""
 
 from __future__ import annotations
 

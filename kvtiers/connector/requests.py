@@ -77,7 +77,7 @@ class RequestState:
         self.num_offered = [0] * len(self.num_offered)
 
     def rewind(self) -> None:
-        """Offer every block again, once it is known anew which are computed."""
+        """Offer every block again, but only once the next step says which are computed."""
         self.offer_again()
         self.num_full = 0
 
@@ -87,14 +87,14 @@ class RequestState:
             mine.extend(now[len(mine) :])
 
     def leave_windows(self, windows: Sequence[int | None], block_size: int) -> None:
-        """Forget which engine blocks had left a sliding window when the request lost the rest."""
+        """Forget engine blocks that have left a sliding window; the engine may have reused them."""
         for block_ids, window in zip(self.block_ids, windows, strict=True):
             if window is not None:
                 gone = max(0, (self.num_computed - window + 1) // block_size)
                 block_ids[:gone] = [NO_BLOCK] * min(gone, len(block_ids))
 
     def leave_behind(self, num_blocks: int) -> None:
-        """Offer no more than so many blocks before all are lost."""
+        """Offer at most so many leading blocks: the others are not worth a copy."""
         self.num_full = min(self.num_full, num_blocks)
 
     def lose_blocks(self) -> None:

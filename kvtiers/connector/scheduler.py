@@ -100,7 +100,7 @@ class SchedulerConnector:
     # -- what happens to a request ----------------------------------------------------
 
     def arrived(self, request_id: str, hashes: Sequence[bytes]) -> None:
-        """Note a new request, long before its admission."""
+        """Note a new request, so that stores are asked what they hold of it while it waits."""
         state = self._state(request_id, hashes)
         state.derive_keys(self.shape.hashes_per_block)
         self._backlog.arrived(request_id)
@@ -122,7 +122,7 @@ class SchedulerConnector:
     def reloadable(
         self, request_id: str, hashes: Sequence[bytes], num_tokens: int, num_local_tokens: int
     ) -> Reload:
-        """Answer how many tokens beyond the engine's own can be reloaded; a question.
+        """Answer how many tokens beyond the engine's own are to be reloaded; a question.
 
         Args:
             hashes: of all full blocks whose tokens are known.
@@ -190,8 +190,8 @@ class SchedulerConnector:
             self._offers.loads_in_step(job_id)
 
     def will_fill(self, block_ids: BlockIds) -> None:
-        """Note that somebody will write into engine blocks, whoever it is: running offloads read
-        them before the next step's orders are done."""
+        """Note engine blocks that will be overwritten, by whomever: the next step's orders make
+        running offloads read them first."""
         for group in block_ids:
             self._filled += group
 
@@ -221,15 +221,21 @@ class SchedulerConnector:
         """Answer whether to swap a request that must give way, or to compute it again; a question.
 
         Args:
-            num_tokens: computed ones. num_sequences: of its group. around: whom it leaves behind.
+            num_tokens: computed ones. num_sequences: of its group.
+            around: what the engine does beside it.
+
+        Raises:
+            ProtocolError: nothing is known of the request.
         """
-        state = self._state(request_id, self._requests[request_id].hashes)
+        state = self._requests.get(request_id)
+        if state is None:
+            raise ProtocolError(f"request {request_id!r} has not arrived, or has ended")
         state.derive_keys(self.shape.hashes_per_block)
         return self.controller.preemption(state.keys, num_tokens, num_sequences, mode, around)
 
     def swapped(self, request_id: str) -> None:
-        """Note a victim that is swapped out, ahead of the step that names it preempted: it is
-        reloaded later whatever that costs, for that is decided."""
+        """Note that a request is swapped, ahead of the step that names it preempted: all of it
+        will be reloaded, whatever that costs."""
         self.controller.swapped(request_id)
 
     # -- once per step ----------------------------------------------------------------
@@ -252,7 +258,7 @@ class SchedulerConnector:
         for request_id, num_computed in step.num_computed_tokens.items():
             self._computed(request_id, num_computed, step.block_ids)
         self._backlog.scheduled(step.num_computed_tokens)
-        self.lasting.tell(controller)  # for those that wait: nobody asks about them
+        self.lasting.tell(controller)  # for waiting requests, about which the engine has not asked
         controller.outlook.running = {*step.num_computed_tokens, *step.running}
         now, generation = self._clock(), self.lasting.generation
         orders = controller.take_orders(step.num_scheduled_tokens, self._sync, now, generation)
@@ -289,12 +295,12 @@ class SchedulerConnector:
             self.controller.cost.observe_batch(num_new_tokens, num_context_tokens, seconds)
 
     def step_ended(self) -> None:
-        """Note the end of the oldest step with tokens that runs, once its answers were reported."""
+        """Note the end of the oldest running step with tokens, after its answers were reported."""
         for request_id in self._backlog.step_ended():
             self._accounts.first_token(request_id)
 
     def distrust(self) -> None:
-        """Serve nothing that the last steps offloaded: the engine has taken their tokens back."""
+        """Serve nothing of what the last steps offloaded: the engine took their tokens back."""
         self.controller.distrust()
         self._offers.distrust()
         for state in self._requests.values():
@@ -303,10 +309,10 @@ class SchedulerConnector:
     def reset(self) -> bool:
         """Serve nothing that was stored before; reloads under way come back as failed.
 
-        What live requests have computed belongs to the past too, and is not stored any more.
+        Blocks that live requests have computed so far are not stored any more either.
 
         Returns:
-            whether a later start will know of it.
+            whether the reset was recorded, so that a later start serves nothing old.
         """
         self._offers.distrust()
         self.controller.reset()
@@ -318,13 +324,13 @@ class SchedulerConnector:
 
     @property
     def busy(self) -> bool:
-        """Whether ranks have yet to answer something."""
+        """Whether kvtiers has something to do: jobs run, or blocks are held back."""
         return self._controller is not None and self._controller.busy
 
     def drain_counters(self) -> Snapshot:
         """Return what was counted since the last call, gauges as they are now."""
         if self._controller is not None:
-            self._accounts.look(self._controller)
+            self._accounts.set_gauges(self._controller)
         return self.counters.drain()
 
     def close(self) -> None:

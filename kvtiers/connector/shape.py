@@ -10,7 +10,7 @@ from kvtiers.cost.prefill import ModelShape, PrefillSpeed
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """The facts that both planes are built on.
+    """What an engine tells kvtiers about itself.
 
     Attributes:
         block_size: tokens per block. hashes_per_block: the engine's hashes per block; the
@@ -22,9 +22,9 @@ class EngineShape:
         seed_speed: the engine's speed, until steps have been measured.
         device: where its KV lies, "cpu" or "cuda"; "" if it does not say.
         seed_link: the way between slab and HBM, until it is measured; None: of PCIe 5 x16.
-        loads_in_step: whether the engine may be given loads within the step that reads them: it
-            drops that step's output when one fails, has not scheduled another step on top of
-            it, and keeps the blocks before the failed one.
+        loads_in_step: whether the engine may be given loads within the step that reads them. When
+            one fails it must drop that step's output and keep the blocks before the failed one,
+            and must not have scheduled another step on top of it.
         num_layer_ranges: KV groups that are ranges of layers over one table of blocks, in the order
             in which a step reads them (`kvtiers.model.layer_ranges`), where it waits for one after
             the other; 1: the groups are the engine's own, and a step waits for all of them.

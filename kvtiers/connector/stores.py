@@ -1,4 +1,4 @@
-"""Building the stores of one rank, and what the rank says of them."""
+"""Opens the stores of one rank, and says in its hello what they hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class RankStores:
-    """All stores of a rank, closed together until somebody takes them over.
+    """All stores of a rank; if one of them cannot be opened, the others are closed again.
+
+    Attributes:
+        stores: by name. hellos: what the rank says of each.
 
     Args:
         slab: whose frames they keep. instance: folder of the engine where the YAML names none.

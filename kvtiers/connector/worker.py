@@ -231,7 +231,7 @@ class WorkerConnector:
             self._count("orders_refused")
 
     def _check_sync(self) -> None:
-        """Refuse to go on to a forward pass over blocks that nobody is bringing."""
+        """Refuse a forward pass that reads blocks which no reload brings."""
         known = {transfer.job_id for transfer in (self._orders.before if self._orders else ())}
         unknown = self._sync - known - self._pending.transfers.keys()
         if unknown:

@@ -17,10 +17,10 @@ from kvtiers.model.errors import ConfigError
 from kvtiers.model.keys import BlockKey
 
 _REMEMBERED: Final = 1 << 20  # keys; about 150 MB at worst, days of traffic for one host
-# Of the time that a write keeps its link, what counts as lost: nobody waits for it, and it holds
-# a load up only where both meet.
+# Share of a write's time that counts as a cost: nobody waits for a write, and it delays a load only
+# where both meet on the disk.
 _WRITE_SHARE: Final = 0.1
-_BELIEVED_SECONDS: Final = 1.0  # speeds change with every step; asking them costs 0.1 ms
+_BELIEVED_SECONDS: Final = 1.0  # then speeds are looked at again, which costs 0.1 ms
 _LEAST_POSITIONS: Final = 1024
 
 
@@ -121,7 +121,7 @@ class WorthItsWrite:
             self._values = np.empty(0)
 
     def _look(self, num_positions: int) -> None:
-        """Take the value of a block at each position that is sure to be asked for, per byte."""
+        """Work out, per byte, what a block at each position saves if it is asked for again."""
         size, nbytes = self._settings.block_size, self._settings.block_nbytes
         first_tokens = np.arange(num_positions) * size
         saved = self._cost.seconds_saved(first_tokens, size, nbytes, 1 + self._idx)

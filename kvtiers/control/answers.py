@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtiers.control.jobs import Job
-from kvtiers.control.reload import ABSENT, Match
+from kvtiers.control.match import Match
 from kvtiers.control.settings import ControlSettings
 from kvtiers.cost.planner import ReloadPlan
 from kvtiers.model.messages import DRAM, UInt8s
@@ -36,7 +36,8 @@ class Asked:
     """What was answered to a request, kept so that the answer does not flip.
 
     Attributes:
-        version: of the tiers; limit: first block not wanted; standings: of the links.
+        version: of tiers, presence and gates at that time. standings: of the links.
+        limit: the first block that was not asked for.
         since: when the request was first asked about.
         patience: seconds from then on that it may wait for stores to say what they hold; None
             while no store had to be waited for.
@@ -72,7 +73,7 @@ class LoadDone:
 def load_done(
     job: Job, outcomes: UInt8s, counts: tuple[int, int], settings: ControlSettings, seconds: float
 ) -> LoadDone:
-    """Return what came of a reload.
+    """Return the result of a reload.
 
     Args:
         counts: frames that came, and that did not. seconds: since it began.
@@ -96,9 +97,3 @@ def _kept_blocks(job: Job, end: int, settings: ControlSettings) -> dict[str, int
         if row.position < end:
             sources[row.position] = max(row.source, sources.get(row.position, 0))
     return dict(Counter(names[source] for source in sources.values()))
-
-
-def slowest(sources: UInt8s) -> UInt8s:
-    """Return, per position, the slowest source that any KV group needs there."""
-    known = np.where(sources == ABSENT, 0, sources)
-    return np.asarray(known.max(axis=0), dtype=np.uint8)

@@ -22,11 +22,11 @@ class BreakerState(Enum):
 
 
 class Breaker:
-    """Watches one direction of one medium; no clock of its own, and pure but for its state.
+    """Watches one direction of one medium; time is a parameter.
 
-    It opens after some failures in a row. The back-off doubles with every failure that follows
-    a re-opening, up to a bound; it starts anew once as many successes have been seen in a row.
-    Until then one failure is enough to open it again.
+    It opens after `num_failures` failures in a row; a hang counts as two. From then on a single
+    failure opens it again, and each opening doubles the next back-off, up to `max_backoff`. Both
+    end once `num_failures` successes in a row have shown that the medium works.
 
     Attributes:
         state: see `BreakerState`. probing: whether the probe of HALF_OPEN is under way.
@@ -59,7 +59,7 @@ class Breaker:
 
     @property
     def wants_probe(self) -> bool:
-        """Whether it is time to try, and nobody tries yet."""
+        """Whether it is time for a probe, and none is under way."""
         return self.state is BreakerState.HALF_OPEN and not self.probing
 
     # -- commands ---------------------------------------------------------------------
@@ -70,7 +70,7 @@ class Breaker:
             self._become(BreakerState.HALF_OPEN)
 
     def succeeded(self) -> None:
-        """Note work that the medium has done. What was asked before it opened says nothing."""
+        """Note work that the medium has done; without effect unless the breaker is closed."""
         if not self.closed:
             return
         self._in_a_row = max(self._in_a_row, 0) + 1
@@ -79,11 +79,11 @@ class Breaker:
             self._closed_after_failure = False
 
     def failed(self, now: float) -> None:
-        """Note work that it has refused, or done badly."""
+        """Note work that the medium has refused, or done badly."""
         self._fail(1, now)
 
     def hung(self, now: float) -> None:
-        """Note work of which it has done nothing in time."""
+        """Note work of which the medium has done nothing in time."""
         self._fail(2, now)
 
     def probe(self) -> None:
@@ -105,7 +105,7 @@ class Breaker:
             self._open(now)
 
     def probe_said_nothing(self) -> None:
-        """Note that a probe is over and has shown nothing: the next may follow at once."""
+        """Note that a probe has shown nothing either way: the next one may follow at once."""
         self.probing = False
 
     def _fail(self, weight: int, now: float) -> None:

@@ -10,13 +10,14 @@ from kvtiers.control.fences import Fences
 from kvtiers.control.gates import Gates
 from kvtiers.control.jobs import Job, JobTable
 from kvtiers.control.lookups import LookupDesk
+from kvtiers.control.match import Match
 from kvtiers.control.offload import OffloadDesk
 from kvtiers.control.outlook import EngineLoad, Outlook
 from kvtiers.control.places import Places
 from kvtiers.control.prefetch import Arrival, PrefetchDesk
 from kvtiers.control.presence import PresenceTable
 from kvtiers.control.probes import ProbeDesk
-from kvtiers.control.reload import LoadRequest, Match, ReloadDesk
+from kvtiers.control.reload import LoadRequest, ReloadDesk
 from kvtiers.control.settings import ControlSettings
 from kvtiers.control.suspects import Suspects
 from kvtiers.control.tier import Tier
@@ -115,7 +116,8 @@ class Controller:
         """Decide how many blocks beyond `start` to reload for a request.
 
         The last token is always left to compute. The answer is remembered, and stays the same
-        while the same blocks are there; None means that a shared store has yet to answer.
+        while the same blocks are there. `Answer.num_blocks` is None while a store has yet to say
+        what it holds: ask again.
 
         Args:
             keys: per KV group, from block 0. start: blocks that the engine has itself.
@@ -163,7 +165,7 @@ class Controller:
         return self.outlook.preemption(match, num_tokens, num_sequences, mode, around)
 
     def at_hand(self, keys: Sequence[Sequence[BlockKey]], match: Match) -> bool:
-        """Whether a load of what was found could run now, and wait for no other."""
+        """Whether a load of all that was found could run now, without waiting for another job."""
         return self._reloads.at_hand(match, keys)
 
     def usage(self) -> dict[str, tuple[int, int]]:
@@ -173,14 +175,14 @@ class Controller:
 
     @property
     def busy(self) -> bool:
-        """Whether ranks have yet to answer, or to be given something."""
+        """Whether jobs run, or blocks are held back that have yet to be written."""
         return len(self.jobs) > 0 or self._offloads.holds_back
 
     # -- commands: what happens to a request ------------------------------------------
 
     def arrived(self, keys: Sequence[Sequence[BlockKey]], now: float) -> None:
         """Ask stores for what is not known of a request, before its turn comes."""
-        if self._places.hears_say:
+        if self._places.need_lookups:
             self.presence.tick(now)
             match = self._reloads.match(keys, 0, min(map(len, keys)))
             self._lookups.ask(match.unknown, now)
@@ -190,7 +192,7 @@ class Controller:
         self._prefetches.arrived(arrival)
 
     def admitted(self, request_id: str) -> None:
-        """Note that a request waits no more: nothing is brought ahead for it any longer."""
+        """Note that a request waits no more: nothing is prefetched for it any longer."""
         self._prefetches.left(request_id)
         self.outlook.returned(request_id)
 
@@ -225,7 +227,7 @@ class Controller:
         for position in range(first, end):
             key, block_id = keys[position], block_ids[position]
             if block_id < 0:
-                parent = None  # outside the window: not needed, and not to be had
+                parent = None  # outside the window: the engine has no such block any more
                 continue
             if not self._offloads.offer(key, parent, position, block_id, self.epoch):
                 return position
@@ -237,8 +239,10 @@ class Controller:
         return self.dram.get(key) is not None
 
     def hold_before(self) -> None:
-        """Put what was offered so far ahead of this step's forward pass: its blocks are full
-        already, and may be overwritten by it."""
+        """Order what was offered so far ahead of this step's forward pass.
+
+        For blocks that are full already, and that the forward pass may overwrite.
+        """
         transfer = self._offloads.seal()
         if transfer is not None:
             self._submitted(transfer)
@@ -294,9 +298,9 @@ class Controller:
         return loaded
 
     def distrust(self) -> None:
-        """Serve nothing that the last steps offloaded: the engine has taken their tokens back.
+        """Serve nothing of what the last steps offloaded: the engine has taken their tokens back.
 
-        A load failed, ours or another connector's, and what was computed on top of it is false.
+        A load has failed, ours or another connector's, and what was computed on top of it is wrong.
         """
         self._suspects.doom()
 

@@ -1,4 +1,4 @@
-"""What has left the tiers, and whom that concerns."""
+"""Turns what has left the tiers into orders to drop it, and into metrics."""
 
 from __future__ import annotations
 

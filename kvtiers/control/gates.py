@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 # What a medium is to blame for. MISSING and CORRUPT are about one frame, which goes, and FULL
 # about room: the medium has answered. STALE is about us.
 _BROKEN: Final = (Outcome.FAILED, Outcome.TIMED_OUT)
-_NUM_KNOWN: Final = 16  # keys per store to probe with
-_NUM_NOTED: Final = 4  # of them from one job
+_NUM_KNOWN: Final = 16  # frames per store that are remembered to probe with
+_NUM_NOTED: Final = 4  # of them from one job at most
 _NUM_STRUCK: Final = 1 << 16  # frames that failed once and are remembered
 NO_LIMIT: Final = 1 << 62
 
@@ -54,7 +54,7 @@ class Gates:
 
     @property
     def version(self) -> int:
-        """Changes whenever the answer to a lookup may."""
+        """Changes whenever the answer to a lookup may change."""
         return sum(breaker.version for breaker in self._reads)
 
     def readable(self, idx: int) -> bool:
@@ -98,12 +98,12 @@ class Gates:
         self._reads[idx].probe()
 
     def trust(self, idx: int) -> None:
-        """Use a store again that there is nothing to probe with: the first failure ends it."""
+        """Use a store again without a probe, for want of a frame; one failure closes the gate."""
         self._reads[idx].probe_succeeded()
         self._tell()
 
     def answered(self, job: Job, hop: str, outcomes: UInt8s, now: float) -> None:
-        """Learn from one hop of a job, before anything else does."""
+        """Learn from one hop of a job; to be called before the hop's outcomes are applied."""
         if hop == RELEASED:
             return
         reads = job.kind is TransferKind.PROMOTE or hop == HBM
@@ -134,8 +134,10 @@ class Gates:
             (_settle_probe if job.probes else _settle)(breaker, verdict, now)
 
     def _blameless(self, job: Job, rows: Sequence[tuple[Row, Outcome]]) -> bool:
-        """Whether something else than a store may be why rows failed: the copier, as rows from
-        DRAM show; slots that the job waited for until little time was left, or never got."""
+        """Whether rows may have failed for another reason than the store.
+
+        Such are the copier, if rows from DRAM failed as well, and a lack of slots.
+        """
         if any(row.source == 0 and row.entry and fate in _BROKEN for row, fate in rows):
             return True
         return job.lacked_slots
@@ -162,7 +164,10 @@ class Gates:
             _settle(breaker, verdict, now)
 
     def _note_frames(self, idx: int, rows: Sequence[tuple[Row, Outcome]]) -> None:
-        """Remember which frames failed, and mark (by -1) those that others were delivered after."""
+        """Remember which frames failed, with the frames delivered until then.
+
+        One that fails again after others were delivered is marked with -1: it is condemned.
+        """
         delivered = [row for row, fate in rows if fate is Outcome.OK]
         self._num_delivered[idx] += len(delivered)
         for row in delivered:
@@ -185,7 +190,7 @@ class Gates:
             known.popitem(last=False)
 
     def _tell(self) -> None:
-        """Say once what has changed, to the log and to the metrics."""
+        """Log and count each change of a gate once."""
         directions = (("read", self._reads), ("write", self._writes))
         for direction, breakers in directions:
             for store, breaker in zip(self._settings.stores, breakers, strict=True):

@@ -25,8 +25,9 @@ class Row:
         source: RELOAD, PROMOTE: 0 for DRAM, else 1 + store index.
         lands: whether the entry is being filled by this job, not read.
         parent: the block before it, None for the first. position: in its prefix, from 0.
-        given_up: whether the row is sent without its source, for want of any slot to stage it.
-        false: whether what it writes was computed on a load that failed.
+        given_up: whether the row is ordered without its source, for want of a slot to stage it, so
+            that it comes back MISSING.
+        false: whether what it writes was computed on top of a load that failed.
     """
 
     key: BlockKey
@@ -43,11 +44,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What a reload met when it began.
+    """The state of links and engine when a reload began.
 
     Attributes:
-        moved_seconds: link name to what it had been busy until then, over all ranks.
-        device_seconds: for which the device had work. computes: whether it ran steps.
+        moved_seconds: link name to the seconds that it had been busy until then, over all ranks.
+        device_seconds: for which the device had work. computes: whether the engine ran steps.
     """
 
     moved_seconds: Mapping[str, float]
@@ -64,11 +65,12 @@ class Job:
         started, ordered: when the job was opened, and when the ranks were told.
         deadline_seconds: after `started`, when what has not come is given up.
         predicted_seconds: that a RELOAD was planned to take.
-        watch: what it met when it began, to learn how long it was done before anybody noticed;
-            None where that is not to be learnt.
+        watch: what the reload met when it began, to learn how long it waits to be noticed once it
+            is done; None where that is not to be learnt.
         probes: whether it is to show that a store answers again.
         keeps: DEMOTE: whether the blocks stay in DRAM.
         merged: hop to the worst outcome of each row so far, over the ranks that answered.
+        answered: hop to the ranks that have answered it. finished: ranks that hold nothing of it.
     """
 
     job_id: JobId
@@ -110,7 +112,7 @@ class JobTable:
 
     @property
     def num_ranks(self) -> int:
-        """That answer every job."""
+        """Ranks, each of which answers every job."""
         return len(self._ranks)
 
     def __iter__(self) -> Iterator[Job]:

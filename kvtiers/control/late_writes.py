@@ -1,4 +1,4 @@
-"""Blocks that DRAM has and a store has lost, or has not heard of for long: written once more."""
+"""Writes blocks in use once more to write-through stores that lack them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LateWrites:
     access.
 
     Args:
-        route: sets room aside in a store for a row, where it is worth a write.
+        route: reserves room in a store for a row, if it is worth a write; see `OffloadDesk`.
     """
 
     def __init__(

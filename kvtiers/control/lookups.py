@@ -1,4 +1,4 @@
-"""What stores are asked about their indexes, and whether an answer is still to be hoped for."""
+"""What stores are asked about their indexes, and for how long an answer is waited for."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _NUM_REMEMBERED: Final = 2  # answers: one that was late turns nobody away
 
 
 class LookupDesk:
-    """Asks each store once for each key, and knows which store owes answers since when.
+    """Asks each store once for each key, and knows since when it owes an answer.
 
-    A store that hangs lets a request wait for as long as the answer is worth to it, and no other
-    for as long again: whoever comes later counts the time that the store has been silent already.
-    For one whose answers took longer than that of late, nobody waits for more than a moment.
+    A request waits for a store as long as the answer may be worth to it. If the store hangs, later
+    requests do not wait as long again: the time for which it has been silent counts for them too.
+    A store whose last answers came too late for a request is waited for only a moment.
 
     Args:
-        moment_seconds: that every request may wait.
+        moment_seconds: that every request may wait (`reload.lookup_deadline`).
     """
 
     def __init__(self, moment_seconds: float) -> None:
@@ -57,10 +57,11 @@ class LookupDesk:
     def worth_waiting(
         self, stores: Iterable[str], waited: float, patience: float, now: float
     ) -> bool:
-        """Whether a request that has waited for a while waits on for one of some stores.
+        """Whether a request goes on waiting for one of some stores.
 
         Args:
-            patience: seconds that it would wait for one that is quick as a rule.
+            waited: seconds that it has waited.
+            patience: seconds that it may wait for a store that usually answers.
         """
         return any(waited < self._allowed(it, patience, now) for it in stores)
 
@@ -71,7 +72,7 @@ class LookupDesk:
         self._silent_since.clear()
 
     def _allowed(self, store: str, patience: float, now: float) -> float:
-        """Return how long a store may be waited for; nothing once it is silent for so long."""
+        """Return the seconds that a store may be waited for; 0 if it was silent for so long."""
         took = self._took.get(store, ())
         if len(took) == _NUM_REMEMBERED and min(took) >= patience:
             patience = min(patience, self._moment)

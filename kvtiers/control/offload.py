@@ -36,8 +36,8 @@ _OK: Final = int(Outcome.OK)
 class OffloadDesk:
     """Collects the offloads of a step into one job, and settles jobs as ranks answer.
 
-    A block is written once however many requests share it. One that finds no room, or whose
-    prefix is nowhere, is refused; the caller keeps it and may offer it again.
+    A block is copied once however many requests share it. A block is refused if there is no room
+    for it, or if the blocks before it are nowhere; the caller may offer it again.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class OffloadDesk:
 
         Args:
             position: of the block in its prefix, counted from 0.
-            parent: the block before it, which must be somewhere: a block that no prefix leads
-                to can never be hit. None where no such block is needed.
+            parent: the block before it, which must be in DRAM or a store: otherwise no lookup
+                could ever reach this one. None where it needs none.
         """
         dram = self._dram
         held = dram.get(key)
@@ -107,7 +107,7 @@ class OffloadDesk:
         if parent is not None and dram.get(parent) is None and not self._places.held_below(parent):
             return False
         if dram.num_free == 0 and self._places.stored(key):
-            return True  # not worth what would have to leave for it
+            return True  # a store has it: not worth evicting another block for
         entry = dram.reserve(key, parent)
         if entry is None:
             return False
@@ -166,17 +166,17 @@ class OffloadDesk:
 
     @property
     def holds_back(self) -> bool:
-        """Whether blocks wait in DRAM for the proof that they are true."""
+        """Whether blocks wait in DRAM until the load that they rest on is known to be good."""
         return bool(self._held)
 
     def hold_back(self) -> None:
-        """From now on, let nothing go to stores: it may turn out to be false."""
+        """From now on, let nothing go to stores: it may have been computed on a failing load."""
         self._holding = True
 
     def release(self, epoch: int) -> None:
-        """Let blocks go to stores again, and those that were held back, some each step.
+        """Let blocks go to stores again, also those that were held back, up to 64 each step.
 
-        What turned out to be false has left DRAM since.
+        Those that turned out to be wrong have left DRAM meanwhile.
         """
         self._holding = False
         for _ in range(min(len(self._held), MAX_BLOCKS)):
@@ -190,7 +190,7 @@ class OffloadDesk:
                 self._held.append(key)
 
     def late_writes(self) -> Transfer | None:
-        """Return the order to write what stores lack of the blocks in use, None for nothing."""
+        """Return the order to write blocks in use to stores that lack them; None without any."""
         job = self._late.take()
         return None if job is None else self._order(job)
 
@@ -199,9 +199,11 @@ class OffloadDesk:
     def demote(self, epoch: int) -> Transfer | None:
         """Write the next victims to write-back stores once DRAM is above its high watermark.
 
-        A victim takes the blocks before it along, tail first, as far as room is needed. Those
-        that need no write leave at once, or after their children. Returns the order, None when
-        there is none. While no store is in use nothing is: DRAM drops what it must.
+        A victim takes the blocks before it along, tail first, as far as room is needed. Blocks
+        that need no write leave at once, or after their children.
+
+        Returns:
+            the order; None if there is nothing to write, or no write-back store is in use.
         """
         slots = self._settings.num_slots
         used = slots - self._dram.num_free - len(self._demoting)  # as soon as those have left
@@ -244,9 +246,9 @@ class OffloadDesk:
     # -- internals --------------------------------------------------------------------
 
     def _route(self, row: Row, idx: int, store: StoreSettings, position: int) -> None:
-        """Set room aside in a store for a row, where it is worth a write."""
+        """Reserve room in a store for a row, if the store lacks it and it is worth a write."""
         tier, admission = self._stores[idx], self._admissions[idx]
-        # What an earlier life has left is put again: that writes nothing, and makes it ours.
+        # A frame of an earlier life is put again: that writes nothing, and makes it ours.
         shared = tier is None and self._presence.fresh(store.name, row.key)
         held = shared or (tier is not None and tier.get(row.key) is not None)
         if held or row.key in self._places.false:
@@ -278,7 +280,7 @@ class OffloadDesk:
         """Apply the fate of one write to a store."""
         name, tier = self._settings.stores[idx].name, self._stores[idx]
         entry = row.store_entries[idx]
-        # Some rank refused the block, or the engine took its tokens back: others wrote it in vain.
+        # A rank refused the block, or the engine took its tokens back: what was written is wrong.
         false = row.false or (row.entry is not None and row.entry.doomed)
         if outcome is Outcome.OK:
             self._counters.add(BLOCKS_DEMOTED, (name,))

@@ -1,4 +1,4 @@
-"""What a plan has to know of the moment: who else is served, and how long a load may take."""
+"""What a plan has to know beside the blocks: who else is served, and how long a load may take."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from kvtiers.control.answers import slowest
 from kvtiers.control.jobs import Job, JobTable, Watch
-from kvtiers.control.reload import Match
+from kvtiers.control.match import Match
 from kvtiers.control.settings import ControlSettings
 from kvtiers.cost.links import read_link, reload_link
 from kvtiers.cost.loads import WindowKV
@@ -23,9 +22,9 @@ from kvtiers.model.outcome import Outcome
 
 # Steps until the engine's speed is no longer a seed, which may be off by orders of magnitude.
 _NUM_STEPS_KNOWN: Final = 5
-# For which a busy host may leave a thread out: less says nothing about a link.
+# A busy host may not run a thread for so long: a shorter delay says nothing about a link.
 _PATIENCE_SECONDS: Final = 0.25
-# Of what a store's answer may save, that a request waits for it; docs/decisions/0027.
+# Share of the time that a store's answer may save for which a request waits; docs/decisions/0027.
 LOOKUP_SHARE: Final = 0.1
 
 
@@ -36,7 +35,7 @@ class EngineLoad:
     Attributes:
         busy_seconds: for how long the device has work with prompts that were admitted already.
         computes: whether it runs steps, of prompts or of those that generate.
-        num_waiting: requests that were not admitted yet, whoever is asked about among them.
+        num_waiting: requests that were not admitted yet, with the one that is asked about.
     """
 
     busy_seconds: float = 0.0
@@ -45,7 +44,7 @@ class EngineLoad:
 
 
 class Outlook:
-    """Sees what else the device and the links have to do, and which link hangs.
+    """Plans for a request with what else device and links have to do, and learns from its load.
 
     Args:
         loading: the jobs of requests whose reload is under way; kept by the owner.
@@ -77,7 +76,7 @@ class Outlook:
         )
 
     def must_return(self, request_id: str) -> None:
-        """Note a request that was swapped out by force: it is reloaded whatever that costs."""
+        """Note a swapped request: when it returns all of it is reloaded, whatever that costs."""
         self._must_return.add(request_id)
 
     def returned(self, request_id: str) -> None:
@@ -86,7 +85,7 @@ class Outlook:
 
     def plan(self, request_id: str, match: Match, prompt: Prompt) -> ReloadPlan:
         """Choose how much of what was found to reload."""
-        sources = slowest(match.sources)
+        sources = match.slowest_sources
         if request_id in self._must_return:
             return self._cost.plan_all(sources, match.valid, prompt)
         return self._cost.plan(sources, match.valid, prompt)
@@ -101,7 +100,7 @@ class Outlook:
         known, possible = match.num_blocks, match.num_possible
         names = [store.name for store in self._settings.stores]
         sources = np.full((1, possible), 1 + min(map(names.index, match.unknown)), np.uint8)
-        sources[0, :known] = slowest(match.sources[:, :known])
+        sources[0, :known] = match.slowest_sources[:known]
         hoped = replace(match, sources=sources, valid=np.ones(possible + 1, np.bool_))
         best = self.plan(request_id, hoped, prompt)
         without = best.recompute_seconds
@@ -172,20 +171,23 @@ class Outlook:
         around: Surroundings,
     ) -> PreemptPlan:
         """Compare swapping a victim, of whose blocks some are stored, with computing it again."""
-        sources = slowest(match.sources[:, : match.num_blocks])
+        sources = match.slowest_sources[: match.num_blocks]
         size, nbytes = self._settings.block_size, self._settings.block_nbytes
         victim = Victim(num_tokens, size, nbytes, sources.tolist(), num_sequences, around)
         return self._cost.preempt(victim, mode)
 
     def in_step(self, job_ids: Iterable[JobId]) -> None:
-        """Note reloads that a step waits for: they are answered at its end, whenever they were
-        done."""
+        """Note reloads within a step: they are answered at its end, so that nothing is learnt of
+        how long they waited to be noticed."""
         for job in filter(None, map(self._jobs.get, job_ids)):
             job.watch = None
 
     def learn(self, job: Job, outcomes: UInt8s, now: float) -> None:
-        """Learn from a load that is over: how long it was done before it was noticed, or the link
-        that it hung on, that of its first block that did not come in time."""
+        """Learn from a load that is over.
+
+        If all came: how long it waited to be noticed. If not: on which link it hung, which is that
+        of the first block that did not come in time.
+        """
         if job.kind is TransferKind.RELOAD and (outcomes == Outcome.OK).all():
             self._learn_noticing(job, now)
         late = np.flatnonzero(outcomes == Outcome.TIMED_OUT)
@@ -197,10 +199,10 @@ class Outlook:
         self._cost.links.stalled(name, now)
 
     def _learn_noticing(self, job: Job, now: float) -> None:
-        """Compare the life of a load with what its links worked meanwhile, by their own meters.
+        """Compare the time from order to answer with what the links' meters counted meanwhile.
 
-        Links that were busy for longer than it lived worked at several jobs at once; their
-        meters say nothing of this one. What the device had to do in any case is not waited for.
+        If they counted more they served several jobs at once, and say nothing of this one. Time
+        in which the device had other work in any case does not count as waiting.
         """
         watch = job.watch
         if watch is None:

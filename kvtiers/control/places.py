@@ -1,4 +1,4 @@
-"""Where blocks can be, below HBM."""
+"""Where blocks can be below HBM, and what is known of each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Places:
         gates: which stores are in use.
         inherited: indexes of private stores with frames of an earlier life; emptied by a reset.
         retracted: by index of a shared store, keys that ranks are still to be told to drop.
-        false: keys of which running jobs may write false frames, and how many: not believed, nor
-            written, until those are over, since a store takes a frame that is there for another.
+        false: key to the number of running jobs that may write a wrong frame for it. Until they
+            are over the key is neither believed nor written: a store would keep the wrong frame.
     """
 
     dram: Tier
@@ -37,8 +37,8 @@ class Places:
     false: Counter[BlockKey] = field(default_factory=Counter)
 
     @property
-    def hears_say(self) -> bool:
-        """Whether some store is known through its index only."""
+    def need_lookups(self) -> bool:
+        """Whether the contents of some store are known through its index only."""
         return bool(self.inherited) or None in self.stores
 
     def belief(self, idx: int, key: BlockKey) -> Belief:
@@ -63,7 +63,7 @@ class Places:
         return False
 
     def lacks(self, idx: int, key: BlockKey) -> bool:
-        """Whether a store in use has no such block, or has not heard of it for long."""
+        """Whether a store in use has no such block, or may have evicted it since it was seen."""
         tier = self.stores[idx]
         if not self.gates.most_writes(idx) or (tier is not None and tier.get(key) is not None):
             return False
@@ -74,9 +74,9 @@ class Places:
         return self.stored(key) or any(tier and tier.get(key) for tier in self.stores)
 
     def adopt(self, idx: int, key: BlockKey, parent: BlockKey | None, position: int) -> None:
-        """Enter a frame of an earlier life into the books of its store, so that it is kept.
+        """Enter a frame of an earlier life into its store's books, now that it has been used.
 
-        Where nothing may leave for it, it is dropped: the store takes it for ours by now.
+        If there is no room for it, it is dropped: the store no longer counts it as inherited.
         """
         tier = self.stores[idx]
         if tier is None or tier.get(key) is not None:
@@ -89,14 +89,14 @@ class Places:
             tier.commit(entry)
 
     def disclaim(self, idx: int, key: BlockKey) -> None:
-        """Drop a frame of an earlier life from every rank: some have lost theirs."""
+        """Drop a frame of an earlier life from every rank: one of them has lost it."""
         tier = self.stores[idx]
         self.presence.missed(self.settings[idx].name, key)
         if tier is not None and tier.get(key) is None:
             tier.leave(key)
 
     def retract(self, idx: int, key: BlockKey) -> None:
-        """Drop a frame that is false from every rank, whether it is in the books or not."""
+        """Drop a wrong frame from every rank, whether it is in the books or not."""
         tier = self.stores[idx]
         if tier is None:
             self.presence.missed(self.settings[idx].name, key)
@@ -109,7 +109,7 @@ class Places:
             tier.doom(entry)
 
     def no_longer_false(self, key: BlockKey) -> None:
-        """Note that one job which wrote a false frame is over."""
+        """Note that a job which may have written a wrong frame is over."""
         self.false[key] -= 1
         if self.false[key] <= 0:
             del self.false[key]
@@ -120,12 +120,12 @@ class Places:
         if tier is not None:
             left = tier.take_left()
             if idx in self.inherited:
-                self._lose_hope(self.settings[idx].name, left)
+                self._forget_inherited(self.settings[idx].name, left)
             return left
         return list(dict.fromkeys(self.retracted.pop(idx, ())))
 
-    def _lose_hope(self, store: str, keys: Sequence[BlockKey]) -> None:
-        """Note that frames of an earlier life which were taken over are gone."""
+    def _forget_inherited(self, store: str, keys: Sequence[BlockKey]) -> None:
+        """Note that frames are gone, of which the inventory of an earlier life still says more."""
         for key in keys:
             if self.presence.of(store, key) is Belief.PRESENT:
                 self.presence.missed(store, key)

@@ -10,16 +10,16 @@ from typing import Final
 from kvtiers.control.answers import Answer
 from kvtiers.control.jobs import Job, JobTable, Row
 from kvtiers.control.load_order import load_order
+from kvtiers.control.match import ABSENT
 from kvtiers.control.places import Places
 from kvtiers.control.presence import Belief
-from kvtiers.control.reload import ABSENT
 from kvtiers.control.settings import ControlSettings
 from kvtiers.control.tier import Entry
 from kvtiers.model.keys import BlockKey
 from kvtiers.model.messages import Transfer, TransferKind
 from kvtiers.observe.metrics import BLOCKS_PREFETCHED, Counters
 
-_MAX_PLANS: Final = 8  # requests looked at in one step: a question costs up to a millisecond
+_MAX_PLANS: Final = 8  # requests planned in one step: a plan takes up to a millisecond
 _MAX_ROWS: Final = 64  # of one order: what a store is given at once
 
 
@@ -40,11 +40,11 @@ class Arrival:
 
 @dataclass(slots=True)
 class _Wish:
-    """What a waiting request would have in DRAM.
+    """What is to be brought to DRAM for a waiting request.
 
     Attributes:
-        rows: what is still to be ordered, head first: key, the block before it, source, position.
-            None until it has been looked up. num_held: blocks ordered for it.
+        rows: blocks still to be ordered, head first: key, the block before it, source, position.
+            None until it has been planned. num_held: blocks ordered so far.
     """
 
     arrival: Arrival
@@ -57,9 +57,9 @@ class PrefetchDesk:
 
     Only what the plan would reload is brought, heads first, oldest request first. All waiting
     requests together hold at most `ControlSettings.prefetch_share` of the slots, one of them
-    half of that. A slot is taken from nobody but the policy's next victim, and only where a
-    lower tier has that block too: a prefetch makes no block vanish. What was brought is an
-    ordinary evictable block from the start, and stays when its request goes.
+    half of that. A prefetch takes free slots, or that of the policy's next victim if a lower tier
+    has that block too: it makes no block vanish. What was brought is an ordinary evictable block
+    from the start, and stays when its request goes.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PrefetchDesk:
         jobs: list[Job] = []
         served: list[str] = []
         for request_id, wish in self._open.items():
-            # A queue may be thousands long: where no slot can be had, nobody is looked at.
+            # A queue may be thousands long: without a slot none of them is looked at.
             if left <= 0 or num_plans >= _MAX_PLANS or not self._may_take_slot():
                 break
             if wish.rows is None:

@@ -1,4 +1,4 @@
-"""What stores are believed to hold that control did not write: hints, from messages only."""
+"""What stores are believed to hold that control did not write."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class PresenceTable:
     Time goes on by `tick` only: between two calls nothing changes by itself.
 
     Args:
-        private: stores that nobody else writes to: what was not to be had there does not come
-            back, though an inventory of the start says on that it is there.
+        private: stores that nobody else writes to. A frame that was missing there does not come
+            back, though the inventory of the start goes on to say that it is there.
     """
 
     def __init__(self, capacity: int = _REMEMBERED, private: Container[str] = ()) -> None:
@@ -57,7 +57,7 @@ class PresenceTable:
         return Belief.PRESENT if until == math.inf else Belief.ABSENT
 
     def fresh(self, store: str, key: BlockKey) -> bool:
-        """Whether a key is believed to be present, and that was seen not long ago."""
+        """Whether a key is believed to be present, and was seen within `FRESH_SECONDS`."""
         until, since = self._beliefs.get((store, key), (0.0, -math.inf))
         return until == math.inf and self._now < since + FRESH_SECONDS
 
@@ -78,7 +78,7 @@ class PresenceTable:
         self._believe(store, key, math.inf)
 
     def missed(self, store: str, key: BlockKey) -> None:
-        """Note that a key is not there, or not to be had: the hint must not be given again."""
+        """Note that a key is not there or cannot be read, whatever was said of it before."""
         until = _FOR_GOOD if store in self._private else self._now + ABSENT_SECONDS
         self._believe(store, key, until)
 

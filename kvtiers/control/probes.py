@@ -1,4 +1,4 @@
-"""Asking a store that failed whether it reads again: one frame that nobody waits for."""
+"""Probes whether a store that failed can be read again, with a frame that nobody waits for."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class ProbeDesk:
         self._running: dict[int, JobId] = {}
 
     def orders(self, epoch: int, now: float) -> list[Transfer]:
-        """Return the probes that are due and can be: a store that still holds the slot of the
-        last one is not asked again."""
+        """Return the probes that are due; none for a store whose last probe is still running."""
         due = [
             idx
             for idx in range(len(self._settings.stores))
@@ -35,7 +34,7 @@ class ProbeDesk:
         return [load_order(job, self._settings, now) for job in probes if job is not None]
 
     def _probe(self, idx: int, epoch: int, now: float) -> Job | None:
-        """Open a job; None when no slot is to be had, or nothing is known to ask for."""
+        """Open a probe's job; None if there is no slot for it, or no frame to probe with."""
         window = self._places.dram.take_window(1)
         if not window:
             return None
@@ -55,7 +54,7 @@ class ProbeDesk:
         return job
 
     def _row(self, idx: int) -> Row | None:
-        """Return what to ask for, pinned: what was read or written last, else anything."""
+        """Return the frame to probe with, pinned: one used lately, else any; None: none known."""
         places = self._places
         tier = places.stores[idx]
         while (row := self._gates.take_known(idx)) is not None:

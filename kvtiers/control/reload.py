@@ -1,4 +1,4 @@
-"""Bringing blocks back: what exists where, and the jobs that load it."""
+"""Loads blocks back to HBM: finds where they are, and runs the jobs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kvtiers.control.jobs import Job, JobTable, Row
 from kvtiers.control.load_order import load_order
+from kvtiers.control.match import ABSENT, Bools, Match
 from kvtiers.control.places import Places
 from kvtiers.control.presence import Belief
 from kvtiers.control.settings import ControlSettings
@@ -27,42 +27,7 @@ from kvtiers.model.messages import (
 from kvtiers.model.outcome import Outcome
 from kvtiers.observe.metrics import BLOCKS_FAILED, BLOCKS_PROMOTED, BLOCKS_RELOADED, Counters
 
-ABSENT = 255  # in `Match.sources`: no tier has the block
-_UNKNOWN = 254  # no tier is known to have it, a shared store has not said
-
-Bools = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Which leading blocks of a request exist below HBM.
-
-    Attributes:
-        start: blocks that the engine has itself; all else counts from here.
-        sources: uint8 [groups, n], 0 for DRAM, 1 + store index, `ABSENT`.
-        valid: bool [n + 1]; ``valid[m]`` says that the first m blocks make a usable prefix.
-        unknown: keys whose presence in a shared store has not been looked up, by store.
-        num_possible: the longest prefix beyond `start`, in blocks, if those were all there.
-    """
-
-    start: int
-    sources: UInt8s
-    valid: Bools
-    unknown: dict[str, list[BlockKey]]
-    num_possible: int
-
-    @property
-    def num_blocks(self) -> int:
-        """The longest usable prefix beyond `start`, in blocks."""
-        return int(np.flatnonzero(self.valid)[-1])
-
-    def same_hits(self, other: Match) -> bool:
-        """Whether another match found the same blocks in the same places."""
-        return (
-            self.start == other.start
-            and self.sources.shape == other.sources.shape
-            and bool((self.sources == other.sources).all())
-        )
+_UNKNOWN = 254  # no tier is known to have the block, a shared store has not said
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +35,7 @@ class LoadRequest:
     """Blocks that an engine wants loaded.
 
     Attributes:
-        request_id: whom for. keys, parents: per KV group, per block, from block 0.
+        keys: of the request, per KV group, from block 0.
         block_ids: engine blocks per KV group, `NO_BLOCK` where the engine keeps none.
         start, num_blocks: load blocks ``start .. start + num_blocks - 1``.
         in_step: whether the engine's next step reads them, range of layers by range of layers.
@@ -137,11 +102,11 @@ class ReloadDesk:
         stop_at_gap: bool,
         unknown: dict[str, list[BlockKey]],
     ) -> tuple[list[int], int]:
-        """Return the source of each block, up to the first gap where asked, and where the last
-        gap is at the latest.
+        """Return the source of each block, and the end of the prefix that may exist at best.
 
-        What a shared store has yet to say counts as absent; the search for more such keys goes
-        on behind the first, so that one question asks for all of them.
+        With `stop_at_gap` both end at the first block that is absent for certain. One that a store
+        has yet to answer for counts as absent, but the search goes on behind it, so that one
+        lookup asks for all such keys.
         """
         get = self._dram.get
         column: list[int] = []
@@ -171,7 +136,7 @@ class ReloadDesk:
         return nowhere
 
     def _cuts(self, sources: UInt8s, start: int) -> Bools:
-        """Return which prefix lengths are usable: all that attention can still see exists."""
+        """Return which prefix lengths are usable: all blocks that attention needs exist."""
         num = sources.shape[1]
         valid = np.ones(num + 1, np.bool_)
         lengths = np.arange(num + 1)
@@ -188,8 +153,11 @@ class ReloadDesk:
         return valid
 
     def _fits(self, sources: UInt8s, keys: Sequence[Sequence[BlockKey]], start: int) -> Bools:
-        """Return which prefix lengths one job can load now: what comes from below needs a slot
-        to land in, beside those that others hold and that the job can read nowhere else."""
+        """Return which prefix lengths one job can load.
+
+        Blocks from stores need at least one slot to land in, beside the slots that other jobs hold
+        and those with blocks that this job reads from DRAM and that no store has.
+        """
         idle = np.zeros(sources.shape, np.int64)
         for group, position in np.argwhere(sources == 0).tolist():
             entry = self._dram.get(keys[group][start + position])
@@ -223,7 +191,8 @@ class ReloadDesk:
                     Row(keys[position], block_ids[position], parent=parent, position=position)
                 )
         if self._settings.num_layer_ranges > 1 and not load.in_step:
-            job.rows.sort(key=lambda row: row.position)  # what has come by a deadline is of use
+            # Block by block, so that what has come by a deadline is a usable prefix.
+            job.rows.sort(key=lambda row: row.position)
         self._pin_sources(job)
         for row in job.rows:
             if row.source:
@@ -239,9 +208,9 @@ class ReloadDesk:
         """Return the orders of the waiting jobs that can run now, oldest first.
 
         Jobs wait for a staging window in the order they came, and for blocks that a job before
-        them still has to bring to DRAM. One whose deadline has passed is sent without a window,
-        so that its ranks answer. So is one that waits for nobody: what it would have staged
-        comes back as MISSING.
+        them still has to bring to DRAM. A job whose deadline has passed is sent without a window,
+        so that ranks answer it. So is the first one if no job runs that could free a slot: what it
+        would have staged comes back as MISSING.
 
         Args:
             urgent: jobs that the engine's next step reads; they are sent whatever happens, and
@@ -271,8 +240,11 @@ class ReloadDesk:
         return [load_order(job, self._settings, now) for job in sent]
 
     def at_hand(self, match: Match, keys: Sequence[Sequence[BlockKey]]) -> bool:
-        """Whether a load of all that was found could run now: no other job has yet to bring a
-        block of it, and none before it waits for slots."""
+        """Whether a load of all that was found could run now.
+
+        It could not while another job is still bringing one of the blocks to DRAM, or, if it needs
+        slots, while other loads wait for some.
+        """
         if self._waiting and ((match.sources != 0) & (match.sources != ABSENT)).any():
             return False
         for group, column in zip(keys, match.sources, strict=True):
@@ -320,14 +292,14 @@ class ReloadDesk:
     # -- internals --------------------------------------------------------------------
 
     def _stage(self, job: Job, now: float) -> bool:
-        """Get a job its window; True when it has one, or no time left to wait for it."""
+        """Get a job its window; True once it has one, or its deadline has passed."""
         if not job.window:
             num = sum(row.source > 0 and row.entry is None for row in job.rows)
             job.window = self._dram.take_window(min(num, self._settings.max_window))
         return bool(job.window) or now - job.started >= job.deadline_seconds
 
     def _pin_sources(self, job: Job) -> None:
-        """Pin all that a job reads, before anything makes room for what it brings."""
+        """Pin all that a job reads, before room is made for what it brings."""
         dram = self._dram
         entries = [dram.get(row.key) for row in job.rows]
         stages = bool(self._stores) and any(entry is None for entry in entries)

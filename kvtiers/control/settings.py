@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from kvtiers.cost.loads import PIPED, Frames
 
-# Of the slots: room for a burst of requests, and three quarters stay what the policy made of them.
+# Share of the slots: room for a burst of requests; the policy keeps the other three quarters.
 PREFETCH_SHARE: Final = 0.25
 
 
@@ -56,7 +56,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """The whole of it.
+    """What control needs to know of configuration and engine.
 
     Attributes:
         num_slots: slab slots, equal on every rank. block_size: tokens per block.
@@ -69,9 +69,9 @@ class ControlSettings:
         in_step_seconds: loads from DRAM that are predicted to take less run within the step that
             computes the rest; 0 where the engine cannot wait for them.
         prefetch_share: share of the slots that may hold blocks brought for requests that wait.
-        num_layer_ranges: of the KV groups, where they are ranges of layers of the same blocks; 1:
-            they are the engine's own.
-        frames: how ranks get blocks from stores.
+        num_layer_ranges: ranges of layers that the engine's blocks are cut into, each a KV group;
+            1: the KV groups are the engine's own.
+        frames: how ranks get blocks from stores. evict: name of the replacement rule.
     """
 
     num_slots: int

@@ -1,4 +1,4 @@
-"""What the last steps offloaded, which may yet turn out to be false."""
+"""What the last steps offloaded, which may yet turn out to be wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Suspects:
         self._rows_of: dict[JobId, list[Row]] = {}
 
     def remember(self, offloads: Sequence[Transfer]) -> None:
-        """Keep what this step offloads, until it can no longer turn out to be false."""
+        """Remember what this step offloads, until it can no longer turn out to be wrong."""
         if len(self._recent) == self._recent.maxlen:
             for job_id in self._recent[0]:
                 self._rows_of.pop(job_id, None)
@@ -35,7 +35,7 @@ class Suspects:
                 self._rows_of[transfer.job_id] = job.rows
 
     def doom(self) -> None:
-        """Serve none of it, and let no store keep it: what is put there again must be written."""
+        """Serve nothing of what is remembered, and let no store keep it."""
         rows = [row for rows in self._rows_of.values() for row in rows]
         keys = {row.key for row in rows}
         for job in self._jobs:  # those on their way from DRAM to a store are false, too

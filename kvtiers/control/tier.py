@@ -33,7 +33,7 @@ class Entry(ChainNode):
         slot: the place it occupies, unique among all entries and windows of the tier.
         pins: running jobs that read it. doomed: no longer served; gone at the last release.
         backed: whether a lower tier has the block too, so that it leaves no hole.
-        position: of the block in its prefix, counted from 0; for whoever values it.
+        position: of the block in its prefix, counted from 0; a policy may value blocks by it.
     """
 
     slot: int = -1
@@ -66,7 +66,7 @@ class Tier:
             raise CapacityError(f"tier {name!r} has room for {capacity_blocks} blocks, needs 1")
         self.name = name
         self.capacity_blocks = capacity_blocks
-        self.version = 0  # changes whenever the answer to a lookup may
+        self.version = 0  # changes whenever the answer to a lookup may change
         self.num_evicted = 0
         self.num_pins = 0
         self._policy = policy
@@ -230,13 +230,15 @@ class Tier:
         self.doom(entry)
 
     def leave(self, key: BlockKey) -> None:
-        """Count a key that was never here among those that left: some rank holds it."""
+        """Count a key that is not in the tier among those that left: a rank still holds it."""
         self._left.append(key)
 
     def take_left(self) -> list[BlockKey]:
-        """Return the keys that left since the last call, for whatever reason but a reset: some
-        rank may still hold them. Also those that have come back meanwhile: their new frames are
-        written after the old ones were forgotten, and must not be taken for them."""
+        """Return the keys that left since the last call, which ranks must be told to drop.
+
+        Keys that have come back meanwhile are among them: ranks drop the old frame before they
+        write the new one. Those that a reset removed are not: ranks forget them by themselves.
+        """
         if not self._left:
             return []
         left, self._left = self._left, []

@@ -1,4 +1,4 @@
-"""Which bytes jobs put on which links."""
+"""Keeps count of the bytes that jobs have queued on each link."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from kvtiers.model.messages import TransferKind
 
 
 class Traffic:
-    """Keeps the queues of the links, by what is ordered and what is answered."""
+    """Adds ordered bytes to the links' queues, and takes answered ones off."""
 
     def __init__(self, settings: ControlSettings, links: Links) -> None:
         self._settings = settings
         self._links = links
 
     def ordered(self, job: Job) -> None:
-        """Count a job whose order is given."""
+        """Add the bytes of a job that is ordered."""
         for link, nbytes in self._nbytes(job).items():
             self._links.submitted(link, nbytes)
 
     def answered(self, job: Job) -> None:
-        """Count a job whose blocks have come, or will not."""
+        """Take off the bytes of a job that is answered, whether they came or not."""
         for link, nbytes in self._nbytes(job).items():
             self._links.done(link, nbytes)
 

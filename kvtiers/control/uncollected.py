@@ -1,4 +1,4 @@
-"""Objects that the garbage collector need not look at, of which an index has a million."""
+"""Takes objects out of the garbage collector's sight, of which an index has a million."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def uncollected(item: object) -> None:
-    """Let the collector pass an object by; it is freed with the last reference, as any other.
+    """Stop the garbage collector tracking an object; it is freed with its last reference.
 
     Only for what can be in no cycle of references: such a cycle would never be freed. A full
     collection looks at all that it tracks, while the engine waits.

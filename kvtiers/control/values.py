@@ -1,4 +1,4 @@
-"""What the blocks of a tier are worth to its replacement rule."""
+"""Makes tiers whose replacement rule knows how many seconds each block saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many sequences fit a card: the arithmetic of the KV pool."""
+"""How many blocks, tokens and sequences fit the KV pool of a device."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ class Concurrency:
     """How many sequences an engine sustains.
 
     Attributes:
-        num_kv: that the KV pool holds. num_sequences: served at once. limit: what binds.
-        overcommitted: whether the knob admits more than the pool holds: running requests then
-            preempt each other, which is thrashing, not throughput.
+        num_kv: that the KV pool holds. num_sequences: served at once.
+        limit: what binds. With `KV` and a larger `max_num_seqs` running requests preempt each
+            other, which is thrashing, not throughput.
     """
 
     num_kv: int
     num_sequences: int
     limit: Limit
-    overcommitted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """The part of a card's memory that is left for KV.
+    """The part of a device's memory that is left for KV.
 
     Attributes:
         nbytes: on one rank. kv_nbytes_per_token: on one rank. block_size: tokens a block.
@@ -55,4 +54,4 @@ class KVPool:
         """Return how many sequences of an average context are served at once."""
         num_kv = int(self.num_tokens // num_context_tokens)
         limit = Limit.MAX_NUM_SEQS if max_num_seqs < num_kv else Limit.KV
-        return Concurrency(num_kv, min(num_kv, max_num_seqs), limit, max_num_seqs > num_kv)
+        return Concurrency(num_kv, min(num_kv, max_num_seqs), limit)

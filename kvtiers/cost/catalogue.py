@@ -1,4 +1,4 @@
-"""Hardware that one need not have: figures of its makers, and how much of them is reached."""
+"""The catalogue of devices and media: their makers' figures, and how much of them is reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine does with a device's memory, and what would help where that is too small."""
+"""How an engine divides a device's memory, and what would help where it is too small."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _USUAL_BLOCK: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """One engine's device memory, and what it is meant for.
+    """The memory of one engine's devices, and what takes it; bytes are those of one device.
 
     Attributes:
         dtype: of the weights. kv_dtype: of the KV cache.
@@ -55,18 +55,18 @@ class EngineMemory:
 
     @property
     def claimed_nbytes(self) -> int:
-        """Of one device, what the engine may use."""
+        """What the engine may use of one device's memory."""
         return int(self.hardware.memory_nbytes.value * self.utilization)
 
     @property
     def weights_nbytes(self) -> int:
-        """Of one device."""
+        """Weights on one device."""
         every = self.shape.num_params * WEIGHT_NBYTES[self.dtype]
         return int(every / self.tensor_parallel_size)
 
     @property
     def other_nbytes(self) -> int:
-        """Of one device: activations of a step, and what the runtime needs."""
+        """Activations of a step, and what the runtime needs, on one device."""
         if self.runtime_nbytes is not None:
             return self.runtime_nbytes
         per_token = ACTIVATION_NBYTES.value * self.shape.hidden_size
@@ -74,13 +74,13 @@ class EngineMemory:
 
     @property
     def kv_nbytes_per_token(self) -> int:
-        """Of one device."""
+        """KV of one token on one device, over all layers."""
         element = WEIGHT_NBYTES[self.kv_dtype]
         return self.shape.kv_nbytes_per_token(element, self.tensor_parallel_size)
 
     @property
     def pool_nbytes(self) -> int:
-        """Of one device, for KV; not above 0 where the weights do not leave room."""
+        """What is left for KV on one device; 0 or less where the weights leave no room."""
         return self.claimed_nbytes - self.weights_nbytes - self.other_nbytes
 
     @property
@@ -89,11 +89,11 @@ class EngineMemory:
         return KVPool(max(0, self.pool_nbytes), self.kv_nbytes_per_token, self.block_size)
 
     def with_ranks(self, num: int) -> EngineMemory:
-        """Return the same engine on other ranks."""
+        """Return the same engine on another number of devices."""
         return replace(self, tensor_parallel_size=num)
 
     def with_block_size(self, num_tokens: int) -> EngineMemory:
-        """Return the same engine with blocks of so many tokens."""
+        """Return the same engine with blocks of `num_tokens` tokens."""
         return replace(self, block_size=num_tokens)
 
     def with_kv_dtype(self, kv_dtype: str) -> EngineMemory:
@@ -104,7 +104,7 @@ class EngineMemory:
         """Refuse what would not start.
 
         Args:
-            max_model_len: tokens of the longest sequence; None: any block will do.
+            max_model_len: tokens of the longest sequence; None: room for one block is enough.
 
         Raises:
             CapacityError: the heads cannot be divided over the ranks, weights do not leave room
@@ -177,7 +177,7 @@ class EngineMemory:
         return remedies
 
     def _least_ranks(self, num_tokens: int) -> int | None:
-        """Return how many devices would hold so many tokens; None: no usual number would."""
+        """Return the devices that would hold `num_tokens` tokens of KV; None: more than 64."""
         ranks = self.tensor_parallel_size * 2
         while ranks <= _MOST_RANKS:
             other = self.with_ranks(ranks)
@@ -209,7 +209,7 @@ def _divides(shape: ModelShape, num_ranks: int) -> bool:
 
 
 def prefill_chunks(num_tokens: int, budget: int, num_decodes: int = 0) -> tuple[int, ...]:
-    """Return the tokens of a prompt that each step computes, beside so many decodes.
+    """Return the tokens of a prompt that each step computes beside `num_decodes` decodes.
 
     Args:
         budget: tokens of a step, of which every decode takes one first.

@@ -1,4 +1,4 @@
-"""A machine on paper: its figures, and the speeds and links that follow from them."""
+"""Figures of devices and media, and the speeds and link seeds that follow from them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,28 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from kvtiers.cost.links import LinkModel, Links, offload_link, read_link, reload_link, write_link
+from kvtiers.cost.links import (
+    LinkModel,
+    Links,
+    LinkSeed,
+    offload_link,
+    read_link,
+    reload_link,
+    write_link,
+)
 from kvtiers.cost.prefill import ModelShape, PrefillModel, PrefillSpeed
 from kvtiers.model.errors import ConfigError
 
 WEIGHT_NBYTES: Final[Mapping[str, float]] = MappingProxyType({"fp32": 4, "bf16": 2, "fp8": 1})
+# Orders of magnitude, for devices without figures: one CPU core with AVX-512 and its memory, and a
+# fast GPU at half its peak.
+_ROUGH_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
+_ROUGH_MEMORY_BANDWIDTH: Final = {"cpu": 1.2e10, "cuda": 2e12}  # bytes per second
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number, and who says so."""
+    """A number and its source."""
 
     value: float
     source: str
@@ -27,7 +39,7 @@ class Hardware:
     """One accelerator and its way to the host.
 
     Attributes:
-        title: as people call it.
+        title: for reports.
         peak_flops: dense operations per second, by data type of the weights.
         matmul_efficiency: share of the peak that large matrix products reach, by data type.
         attention_dtype: data type of attention, whatever the weights have.
@@ -54,7 +66,7 @@ class Hardware:
     def speed(
         self, shape: ModelShape, dtype: str = "bf16", tensor_parallel_size: int = 1
     ) -> PrefillSpeed:
-        """Return the speed of an engine with one model on so many of these.
+        """Return the speed of an engine with a model on `tensor_parallel_size` of these devices.
 
         Between ranks, every layer sums twice over all of them: a ring sends
         ``2 (ranks - 1) / ranks`` of a token's hidden state (2 bytes an element).
@@ -101,7 +113,7 @@ class Storage:
     """One medium below DRAM.
 
     Attributes:
-        title: as people call it.
+        title: for reports.
         read_bandwidth, write_bandwidth: bytes per second of large pieces.
         latency_seconds: of one job, however small.
         seconds_per_piece: of one block beside its bytes.
@@ -114,24 +126,56 @@ class Storage:
     seconds_per_piece: Figure
 
 
+def rough_speed(
+    device: str, step_seconds: float, num_ranks: int = 1, kv_element_nbytes: float = 2.0
+) -> PrefillSpeed:
+    """Return the speed of an engine on a device without figures, until its steps are measured.
+
+    Args:
+        device: "cpu" or "cuda"; any other is taken for a GPU. step_seconds: of a step beside its
+            operations. num_ranks: devices of one engine.
+    """
+    known = device if device in _ROUGH_FLOPS else "cuda"
+    return PrefillSpeed(
+        step_seconds,
+        _ROUGH_FLOPS[known] * num_ranks,
+        kv_bytes_per_second=_ROUGH_MEMORY_BANDWIDTH[known] * num_ranks,
+        kv_element_nbytes=kv_element_nbytes,
+    )
+
+
+def catalogued_seeds(
+    hardware: Hardware,
+    stores: Mapping[str, Storage],
+    copies_per_block: int = 1,
+    num_ranks: int = 1,
+) -> dict[str, LinkSeed]:
+    """Return the seeds of all links of a machine of the catalogue, by link name.
+
+    Args:
+        stores: by name. copies_per_block: copy calls that HBM needs for one block.
+        num_ranks: that share each store; every rank has a way to the host of its own.
+    """
+    per_copy = hardware.seconds_per_copy.value
+    host = LinkSeed(per_copy, copies_per_block * per_copy, hardware.host_bandwidth.value)
+    seeds = {offload_link(): host, reload_link(): host}
+    for name, storage in stores.items():
+        fixed = (storage.latency_seconds.value, storage.seconds_per_piece.value)
+        seeds[read_link(name)] = LinkSeed(*fixed, storage.read_bandwidth.value / num_ranks)
+        seeds[write_link(name)] = LinkSeed(*fixed, storage.write_bandwidth.value / num_ranks)
+    return seeds
+
+
 def catalogued_links(
     hardware: Hardware,
     stores: Mapping[str, Storage],
     copies_per_block: int = 1,
     num_ranks: int = 1,
 ) -> Links:
-    """Return the links of a machine on paper.
+    """Return the links of a machine of the catalogue; see `catalogued_seeds`.
 
     Args:
         stores: by name, in the order of `Transfer.stores`.
-        copies_per_block: copy calls that HBM needs for one block.
-        num_ranks: that share each store; every rank has a way to the host of its own.
     """
-    per_block = copies_per_block * hardware.seconds_per_copy.value
-    host = (hardware.seconds_per_copy.value, per_block, hardware.host_bandwidth.value)
-    models = {offload_link(): LinkModel(*host), reload_link(): LinkModel(*host)}
-    for name, storage in stores.items():
-        fixed = (storage.latency_seconds.value, storage.seconds_per_piece.value)
-        models[read_link(name)] = LinkModel(*fixed, storage.read_bandwidth.value / num_ranks)
-        models[write_link(name)] = LinkModel(*fixed, storage.write_bandwidth.value / num_ranks)
-    return Links(tuple(stores), models)
+    seeds = catalogued_seeds(hardware, stores, copies_per_block, num_ranks)
+    return Links(tuple(stores), {name: LinkModel.of(seed) for name, seed in seeds.items()})

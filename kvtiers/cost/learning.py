@@ -73,8 +73,8 @@ class LearnedSum:
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Correct the coefficients by one measurement.
 
-        A measurement that says nothing (no time, or features that cost nothing by the model) is
-        left out: clocks have a resolution, and a measurement must not stop a server.
+        A measurement that says nothing (it took no time, or has only features that cost nothing
+        by the model) is left out: clocks have a resolution, and no measurement may stop a server.
         """
         predicted = self.seconds(features)
         if not (0 < seconds < math.inf and 0 < predicted < math.inf):
@@ -148,7 +148,7 @@ class LearnedSum:
             recent.clear()
 
     def _rescale(self, dominant: int, factor: float) -> None:
-        """Scale one term, and those of which nothing was measured: the machine is another."""
+        """Scale one term, and those of which nothing was measured yet."""
         for i, recent in enumerate(self._recent):
             if i == dominant or not recent:
                 self._coefficients[i] *= factor

@@ -25,7 +25,7 @@ _GOOD_TRIAL: Final = 4.0  # times what a link took at its best; stalls take a hu
 
 
 class StoreKind(StrEnum):
-    """The media that have a seed of their own."""
+    """Kinds of stores, each with seeds of its own."""
 
     MEMORY = "memory"  # host memory, for tests and as a fake
     NVME = "nvme"  # files on a local disk
@@ -65,6 +65,22 @@ STORE_WRITE_SEEDS: Final[Mapping[StoreKind, LinkSeed]] = {
     StoreKind.LMDB: LinkSeed(5e-3, 20e-6, 0.34e9),
     StoreKind.OTHER: LinkSeed(1e-3, 100e-6, 1e9),
 }
+
+
+def built_in_seeds(
+    stores: Mapping[str, StoreKind], hbm: LinkSeed = HBM_SEED
+) -> dict[str, LinkSeed]:
+    """Return the seeds of all links of a machine that was not measured, by link name.
+
+    Args:
+        stores: store name to kind.
+        hbm: the way between slab and HBM, either way; a piece is all that one block consists of.
+    """
+    seeds = {offload_link(): hbm, reload_link(): hbm}
+    for store, kind in stores.items():
+        seeds[read_link(store)] = STORE_READ_SEEDS[kind]
+        seeds[write_link(store)] = STORE_WRITE_SEEDS[kind]
+    return seeds
 
 
 class LinkModel:
@@ -136,7 +152,7 @@ class LinkModel:
         return np.where(blocks > 0, latency + pieces * per_piece + size * per_byte, 0.0)
 
     def effective_bandwidth(self, piece_nbytes: float, num_pieces: float = 1.0) -> float:
-        """Return the bytes per second of pieces that are ordered so many at a time."""
+        """Return the bytes per second of jobs of `num_pieces` pieces each."""
         seconds = float(self.seconds(num_pieces, num_pieces * piece_nbytes))
         return num_pieces * piece_nbytes / seconds if seconds > 0 else math.inf
 
@@ -164,8 +180,7 @@ class LinkModel:
                 self._cost.scale(max(best, 0.5))
 
     def recovered(self, num_blocks: int, nbytes: int, seconds: float) -> None:
-        """Believe a job that shows a stall to be over; what was measured in the stall was true
-        of the stall only."""
+        """Scale the model to a job that shows that a stall is over; measurements of it are void."""
         predicted = float(self.seconds(num_blocks, nbytes))
         if 0 < seconds < predicted:
             self._cost.scale(seconds / predicted)
@@ -190,7 +205,7 @@ class LinkModel:
 class Links(Mapping[str, LinkModel]):
     """All links of a machine by name, as in `kvtiers.model.messages.Link`, with their queues.
 
-    A link's queue is what was submitted and is not done; whoever orders transfers keeps it.
+    A link's queue is what was `submitted` and is not `done`; control keeps it up to date.
 
     Args:
         stores: names of the stores, in the order that `Transfer.stores` gives them.
@@ -211,31 +226,20 @@ class Links(Mapping[str, LinkModel]):
     def seeded(
         cls,
         stores: Mapping[str, StoreKind],
-        pieces_per_block: int = 1,
         hbm: LinkSeed = HBM_SEED,
         measured: Mapping[str, LinkSeed] | None = None,
     ) -> Links:
         """Return the links of a machine on which no engine has moved anything yet.
 
         Args:
-            stores: store name to kind, in the order of `Transfer.stores`.
-            pieces_per_block: copies that HBM needs for one block, such as one for each of its
-                layers, where the copier moves each by itself.
-            hbm: the way between slab and HBM, either way, for one such copy.
-            measured: link name to seeds that a calibration found, which count instead.
+            stores: store name to kind, in the order of `Transfer.stores`. hbm: see
+                `built_in_seeds`.
+            measured: link name to the seeds of a calibration, which replace the built-in ones;
+                links that this machine does not have are passed over.
         """
-        hbm = LinkSeed(
-            hbm.latency_seconds,
-            hbm.seconds_per_piece * pieces_per_block,
-            hbm.bandwidth_bytes_per_second,
-        )
-        models = {offload_link(): LinkModel.of(hbm), reload_link(): LinkModel.of(hbm)}
-        for store, kind in stores.items():
-            models[read_link(store)] = LinkModel.of(STORE_READ_SEEDS[kind])
-            models[write_link(store)] = LinkModel.of(STORE_WRITE_SEEDS[kind])
-        found = {} if measured is None else measured
-        models |= {name: LinkModel.of(seed) for name, seed in found.items() if name in models}
-        return cls(tuple(stores), models)
+        seeds = built_in_seeds(stores, hbm)
+        seeds |= {name: seed for name, seed in (measured or {}).items() if name in seeds}
+        return cls(tuple(stores), {name: LinkModel.of(seed) for name, seed in seeds.items()})
 
     def __getitem__(self, name: str) -> LinkModel:
         return self._models[name]

@@ -1,4 +1,4 @@
-"""The time of reloads whose blocks lie on several tiers."""
+"""How long reloads take whose blocks lie on several tiers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WindowKV:
 
     @classmethod
     def of(cls, block_nbytes: int, window: int, block_size: int) -> WindowKV:
-        """Return the group of layers whose tokens see so many, themselves among them."""
+        """Return the group of layers whose tokens see `window` tokens, themselves included."""
         return cls(block_nbytes, -(-(window - 1) // block_size))
 
 
@@ -70,7 +70,7 @@ class Batch:
         return cls(counts, counts.astype(np.float64) * block_nbytes)
 
     def at_most(self, num_blocks: int) -> Batch:
-        """Return so many of these blocks, or all where they are fewer."""
+        """Return `num_blocks` of these blocks, or all if they are fewer."""
         share = np.minimum(1.0, num_blocks / np.maximum(self.num_blocks, 1))
         return Batch(np.minimum(self.num_blocks, num_blocks), self.nbytes * share)
 

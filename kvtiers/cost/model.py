@@ -1,4 +1,4 @@
-"""The one object that predicts times: it plans reloads and learns from what was measured."""
+"""The cost model: plans reloads, and learns from measured steps and links."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class CostModel:
     def plan(self, sources: UInt8s, valid: Bools, prompt: Prompt) -> ReloadPlan:
         """Choose how many leading blocks to reload; see `plan_reload`.
 
-        In mode AUTO, none that a link has to bring which stalled, and only a few of those of a
-        link on trial; see `Links.stalled`.
+        In mode AUTO no block is planned that a stalled link would have to bring, and only a few
+        over a link on trial; see `Links.stalled`.
         """
         lost = self._first_behind(sources, Standing.LOST)
         tried = self._first_behind(sources, Standing.ON_TRIAL)
@@ -67,7 +67,7 @@ class CostModel:
         return replace(trial, reason=PlanReason.TRIAL)
 
     def plan_all(self, sources: UInt8s, valid: Bools, prompt: Prompt) -> ReloadPlan:
-        """Reload all that is there, whatever the mode, and predict what that takes."""
+        """Plan to reload all that is there, whatever the mode, and predict what that takes."""
         policy = replace(self.policy, mode=CostMode.ALWAYS)
         return plan_reload(sources, valid, prompt, self.links, self.prefill, policy)
 
@@ -84,7 +84,7 @@ class CostModel:
         return seconds_saved(positions, block_size, block_nbytes, source, self.links, self.prefill)
 
     def _first_behind(self, sources: UInt8s, standing: Standing) -> int:
-        """Return the first block that a link of some standing has to bring."""
+        """Return the first block that a link of a standing has to bring; else their number."""
         names = (reload_link(), *map(read_link, self.links.stores))
         barred = [idx for idx, name in enumerate(names) if self._standing(name) is standing]
         if not barred:
@@ -95,7 +95,7 @@ class CostModel:
         return int(np.argmax(found)) if found.any() else len(sources)
 
     def _standing(self, name: str) -> Standing:
-        """Return what a link may be used for now: while it is tried, for nothing else."""
+        """Return what a link may be used for now: nothing else while a trial is under way."""
         standing = self.links.standing(name)
         tried = standing is Standing.ON_TRIAL and self.links.queued_nbytes(name) > 0
         return Standing.LOST if tried else standing

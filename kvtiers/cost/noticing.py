@@ -1,4 +1,4 @@
-"""The time between the end of a load and the step that can use it."""
+"""How long a finished load waits until a step can use it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from typing import Final
 
 _WINDOW: Final = 7  # of which four must agree on a change, and three stalls change nothing
-_NUM_SEEDS: Final = 3  # that count as measured until others have taken their place
+_NUM_SEEDS: Final = 3  # that count as measurements until real ones have replaced them
 # Copies are polled for with pauses of up to 2 ms: half of one.
 _SEED_IDLE_SECONDS: Final = 0.001
 _SEED_SHARE: Final = 0.5  # of a step: a load ends anywhere in it
@@ -45,7 +45,7 @@ class Noticing:
 
     @property
     def step_seconds(self) -> float:
-        """Of the engine's steps of late; 0 while none was seen."""
+        """Median time of the engine's last steps; 0 while none was seen."""
         return statistics.median(self._steps) if self._steps else 0.0
 
     def step_took(self, seconds: float) -> None:
@@ -54,7 +54,7 @@ class Noticing:
             self._steps.append(seconds)
 
     def observe(self, seconds: float, *, computes: bool) -> None:
-        """Take in what one load waited; one that says nothing, for it is negative, is left out.
+        """Learn from what one load waited; a negative time says nothing and is left out.
 
         Args:
             computes: as it was when the load began.

@@ -1,4 +1,4 @@
-"""How many leading blocks of a request to reload."""
+"""Plans how many leading blocks of a request to reload."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Prompt:
         block_nbytes: bytes of a block on one rank, over all KV groups.
         wait_seconds: until the device has time for the request; a load can begin at once.
         notice_seconds: that a load which is done waits until it is noticed.
-        in_step_seconds: loads from DRAM alone that take less are part of the step that computes
-            the rest, and wait for nobody.
+        in_step_seconds: loads from DRAM alone that take less run within the step that computes
+            the rest, and need not be noticed.
         stalled_seconds: for how long a load under way has brought nothing. It is expected to
             bring nothing for as long again.
         others_ready_seconds: of other requests whose loads are under way, how long until each
@@ -265,7 +265,7 @@ def _best_times(
     the step.
 
     Args:
-        noticed: what loads take before the step, until somebody notices. loads: within it.
+        noticed: seconds of loads before the step, until they are noticed. loads: within the step.
     """
     situation = computing, busiest_link, prompt, policy.objective
     before = _times(noticed, *situation, num_stages=1)
@@ -347,8 +347,9 @@ def _ttft_seconds(
 def delay_seconds(ready: Float64s, end: Float64s, prompt: Prompt) -> Float64s:
     """Return by how much others' first tokens are later together, for each m.
 
-    The device takes whoever is ready first. One that becomes ready after this request but before
-    its end waits for that end; it would have waited for what the device did before in any case.
+    The device serves requests in the order in which they become ready. One that becomes ready
+    after this request, but before its end, waits for that end; what the device did before this
+    request it would have waited for without it too.
     """
     others = np.sort(np.array(prompt.others_ready_seconds, dtype=np.float64))
     until = np.concatenate(([0.0], np.cumsum(others)))

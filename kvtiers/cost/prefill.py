@@ -378,9 +378,9 @@ class PrefillModel:
         return num_whole + (rest > 0), flops, self.shape.attention_flops(new, context), read
 
     def _kv_elements_read(self, num_whole: Float64s, rest: Float64s, context: Float64s) -> Float64s:
-        """Return what so many whole steps and one of the rest read together.
+        """Return the KV elements that `num_whole` whole steps and one of the rest read.
 
-        Each whole step as much as the middle one: exact without windows.
+        Each whole step is taken to read as much as the middle one, which is exact without windows.
         """
         size, read = self.max_tokens_per_step, self.shape.kv_elements_read
         whole = num_whole * read(size, context + (num_whole - 1) / 2 * size)

@@ -107,16 +107,6 @@ def model_shape(config: HFConfig) -> ModelShape:
     )
 
 
-def kv_nbytes_per_token(config: HFConfig, element_nbytes: float = 2) -> int | None:
-    """Return the KV bytes of one token over all layers; see `ModelShape.kv_nbytes_per_token`.
-
-    Returns:
-        None where `shape_from_hf_config` has no shape.
-    """
-    shape = shape_from_hf_config(config).shape
-    return None if shape is None else shape.kv_nbytes_per_token(element_nbytes)
-
-
 @dataclass(frozen=True, slots=True)
 class _Attention:
     """One layer's attention; `num_kv_heads` is 0 where every rank keeps all KV."""

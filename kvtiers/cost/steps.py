@@ -1,4 +1,4 @@
-"""The time of an engine step that computes tokens of several requests."""
+"""How long an engine step takes that computes tokens of several requests."""
 
 from __future__ import annotations
 

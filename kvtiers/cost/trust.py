@@ -1,4 +1,4 @@
-"""When a link that stalled is used again, and when one that was found slow is hoped for."""
+"""When a link that stalled is tried again, and when one that was found slow is believed faster."""
 
 from __future__ import annotations
 

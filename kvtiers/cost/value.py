@@ -1,4 +1,4 @@
-"""What a block is worth to a tier: the time that it saves, by its chance to be asked for."""
+"""What a block is worth to a tier: the time that a hit saves, times the chance of one."""
 
 from __future__ import annotations
 

@@ -52,9 +52,9 @@ class CostConfig(Section):
     )
     objective: Literal["ttft", "throughput", "balanced"] = Field(
         default="ttft",
-        description="What `auto` makes least. `ttft`: the time to the first token, and what others "
-        "are delayed; `throughput`: the time of the busiest of device and links; `balanced`: the "
-        "mean of both.",
+        description="What `auto` minimises. `ttft`: the time to the first token, with the delay "
+        "that it causes others; `throughput`: the time of the busiest of device and links; "
+        "`balanced`: the mean of both.",
     )
     margin: float = Field(
         default=0.05,
@@ -86,14 +86,16 @@ class ReloadConfig(Section):
     )
     sync_below: Duration = Field(
         default=0.005,
-        description="Load within the engine step when predicted to take less; `0ms`: never.",
+        description="A load from the slab alone runs within the engine step that needs it, if it "
+        "is predicted to take less than this; others run between steps. `0ms`: never. Without "
+        "effect with `integrity: all`, and where the engine cannot wait within a step.",
         examples=["5ms"],
     )
     lookup_deadline: Duration = Field(
         default=0.05,
         description="How long any request may wait for a store to say what it holds; then that is "
-        "a miss. A request waits longer, for a tenth of the computing that the answer may save it, "
-        "at most `deadline`; but for a store that is silent for so long already not at all.",
+        "a miss. A request waits longer, up to `deadline`, if the answer may save it more: for a "
+        "tenth of the time saved. It does not wait for a store that was silent that long already.",
         examples=["50ms"],
     )
     prefetch: Literal["auto", "off"] = Field(
@@ -106,7 +108,7 @@ class ReloadConfig(Section):
         ge=1,
         le=64,
         description="Ranges of layers that a block is stored and loaded in, so that a load may run "
-        "within the step that computes the rest of a prompt; 1: whole blocks, between steps.",
+        "within the step that computes the rest of a prompt; 1: blocks are loaded whole.",
         examples=[4],
     )
 

@@ -58,8 +58,8 @@ class DramTier(Section):
 Write = Annotated[
     Literal["through", "back"],
     Field(
-        description="`through`: a block is stored as it is offloaded; `back`: when it leaves "
-        "the slab."
+        description="`through`: a block is stored as it is offloaded; `back`: before "
+        "it leaves the slab."
     ),
 ]
 Admit = Annotated[

@@ -182,6 +182,14 @@ def slot_nbytes_for(groups: Sequence[GroupLayout]) -> int:
     return max(FrameFormat.of(group).slot_nbytes for group in groups)
 
 
+def slot_nbytes_of(payload_nbytes: int) -> int:
+    """Return the slot size of a frame of which only the payload is known.
+
+    Its header is taken to be of the least size, which has room for the checksums of 504 pages.
+    """
+    return ALIGNMENT + round_up(payload_nbytes)
+
+
 def _describe_mismatch(found: bytes, expected: bytes) -> str:
     names = ("magic", "version", "reserved", "header bytes", "pages", "payload bytes", "store key")
     for name, a, b in zip(names, _FIXED.unpack(found), _FIXED.unpack(expected), strict=True):

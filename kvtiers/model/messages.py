@@ -1,7 +1,7 @@
 """The columnar messages between the plane that decides and the plane that copies.
 
 Per-block facts are numpy columns, never objects: pickling 8,192 objects costs 53 ms,
-arrays 0.04 ms. Every message is picklable and names the epoch it belongs to.
+arrays 0.04 ms. Every message can be pickled; orders and answers name the epoch they belong to.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TransferKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What one link did: for measuring its bandwidth."""
+    """What one link did for one job: for learning its speed."""
 
     name: str  # "hbm>dram", "dram>hbm", "dram>STORE", "STORE>dram"
     num_blocks: int
@@ -151,7 +151,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A question of control to the index reader: which of these does a shared store hold?"""
+    """A question of control to an index reader: which of these keys does its store hold?
+
+    Asked of shared stores, and of private ones about what an earlier life has left.
+    """
 
     store: str
     keys: bytes
@@ -217,15 +220,14 @@ class StepOrders:
     num_scheduled_tokens: int = 0
     generation: int = 0
 
-    @property
-    def empty(self) -> bool:
-        """Whether the step asks for nothing."""
-        return not (self.before or self.after or self.fences or self.forgets)
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """All that ranks answer in one engine step."""
+    """All that one or several ranks answer in one engine step.
+
+    Attributes:
+        completions: one per hop and rank. links: what links did. counters: by name; they add up.
+    """
 
     completions: tuple[Completion, ...] = ()
     links: tuple[Link, ...] = ()

@@ -1,4 +1,4 @@
-"""When the requests of a trace arrive: as they were recorded, or as those before them end."""
+"""When the requests of a trace arrive: at recorded times, or when earlier ones have ended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ArrivalPlan:
             raise ConfigError(f"{self.concurrency} sessions at a time; must be at least 1")
 
     def of(self, requests: Sequence[TraceRequest]) -> ArrivalProcess:
-        """Return the arrivals of requests, which are named by their positions."""
+        """Return the arrivals of some requests, in the order of their positions in the list."""
         if self.concurrency is None:
             return OpenLoopArrivals(requests, self.speed)
         return ClosedLoopArrivals(requests, self.concurrency, self.speed)
@@ -47,7 +47,7 @@ class ArrivalProcess(Protocol):
 
     @property
     def next_at(self) -> float | None:
-        """When the next request comes; None: none does before another one ends."""
+        """When the next request comes; None: none will, unless another one ends first."""
         ...
 
     def take(self, now: float) -> list[tuple[int, float]]:
@@ -85,10 +85,10 @@ class OpenLoopArrivals:
 
 
 class ClosedLoopArrivals:
-    """So many sessions run at a time; when one is over, the next begins.
+    """A number of sessions run at a time; when one is over, the next begins.
 
-    A session's request comes when the one before it has ended and its user has thought: as long as
-    recorded, or else not at all.
+    A session's next request comes once the one before it has ended and the recorded think time has
+    passed; where none was recorded, at once.
     """
 
     def __init__(self, requests: Sequence[TraceRequest], concurrency: int, speed: float) -> None:

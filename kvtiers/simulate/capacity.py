@@ -21,7 +21,7 @@ from kvtiers.simulate.on_device import OnDevice
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan(OnDevice):
-    """What is asked.
+    """What `kvtiers capacity` is asked.
 
     Attributes:
         average_context: tokens of a running sequence, prompt and output so far.
@@ -53,12 +53,15 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class CapacityResult:
-    """The answer.
+    """What `kvtiers capacity` answers.
 
     Attributes:
+        title: model and devices, in words. model_source: where the model's shape was read.
+        memory_nbytes, claimed_nbytes: of one device: all, and what the engine may use.
         weights_nbytes, other_nbytes, pool_nbytes: of one device.
         pools: that of the plan first, then that of an fp8 cache, unless it is one.
-        chunks: tokens of the prompt, step by step.
+        chunks: tokens of the prompt, step by step. notes: what binds, and what would help.
+        assumptions: figures that were estimated, with their sources.
     """
 
     plan: CapacityPlan
@@ -105,7 +108,7 @@ class CapacityResult:
 
 
 def work_out(plan: CapacityPlan) -> CapacityResult:
-    """Answer.
+    """Work out what an engine's KV pool holds.
 
     Raises:
         ConfigError: a name is not known, or a value makes no sense.

@@ -1,4 +1,4 @@
-"""The search for the cheapest tiers of one data type, as steps that each want one replay."""
+"""The search for the cheapest tiers of one KV data type, one replay at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.sizes import Size
 from kvtiers.simulate.sizing import Proof, SizingPlan, Trial
 
-_NEARLY: Final = 0.9  # of what tiers can bring, where that is less than the goal
-_WORTHWHILE: Final = 0.02  # of what is without tiers, below which they are not worth a search
+_NEARLY: Final = 0.9  # share of what tiers can bring that is searched for, if none meets the goal
+_WORTHWHILE: Final = 0.02  # relative gain of the largest tiers that makes a search worthwhile
 _MOST_AHEAD: Final = 4  # sizes that are named before it is known whether they are wanted
 _USUAL: Final = 5  # replays between no tiers and the largest, for all that is known before
 _NO_TIERS: Final = "no tiers"
@@ -26,16 +26,19 @@ _Steps = Generator[tuple[str, Size], Replay | TooSmall, None]
 
 
 class DtypeSearch:
-    """One search: no tiers and the largest; then those that the bounds leave undecided.
+    """One search: no tiers and the largest ones first, then the sizes that these leave undecided.
+
+    The caller replays `wanted`, and tells the search with `told`, until `wanted` is None.
 
     Args:
-        guesses: of every size that is considered: none first, the largest last.
-        costs: of each. earlier: the search for the data type of the engine now, if this is another.
+        guesses: of every size that is considered: no tiers first, the largest last.
+        costs: of each. earlier: the search for the plan's first data type; None if this is it.
 
     Attributes:
         trials: what was replayed. wanted: the size to replay next; None: the search is over.
-        nearly: what takes the place of a goal that no size meets.
-        too_small: sizes that do not hold one block, each with what was said of it.
+        nearly: the goal that is searched for instead of one that no size meets; else None.
+        too_small: sizes of which a tier does not hold one block.
+        ends_known: whether no tiers and the largest were replayed.
     """
 
     def __init__(
@@ -58,11 +61,12 @@ class DtypeSearch:
         self._frontier: Frontier | None = None
         self._undecided = list(costs)
         self._steps = self._search()
-        self._role, self.wanted = self._begin()
+        self.wanted: Size | None
+        _, self.wanted = next(self._steps)
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the next size may be replayed: the earlier search knows its goal."""
+        """Whether the next size may be replayed: goals are relative to the earlier search."""
         return self.wanted is not None and (self._earlier is None or self._earlier.ends_known)
 
     @property
@@ -76,13 +80,13 @@ class DtypeSearch:
 
     @property
     def ends(self) -> tuple[Size, Size]:
-        """None, and the largest."""
+        """No tiers, and the largest."""
         sizes = list(self._guesses)
         return sizes[0], sizes[-1]
 
     @property
     def num_expected(self) -> int:
-        """How many more replays it is likely to take, as far as is known."""
+        """How many more replays the search is likely to take, as far as is known."""
         if self.wanted is None:
             return 0
         if self._frontier is None:
@@ -90,14 +94,17 @@ class DtypeSearch:
         return self._frontier.num_expected()
 
     def told(self, found: Replay | TooSmall) -> None:
-        """Take in what came of the size that was wanted."""
+        """Take in the replay of the wanted size."""
         try:
-            self._role, self.wanted = self._steps.send(found)
+            _, self.wanted = self._steps.send(found)
         except StopIteration:
             self.wanted = None
 
     def chosen(self) -> tuple[Trial | None, bool]:
-        """Return the cheapest that met the goal, or else comes close; and whether it met it."""
+        """Return the cheapest trial that meets the goal, or else `nearly`; and whether it meets it.
+
+        For a goal of cost it is the one with the least p90 TTFT.
+        """
         by_money = self._plan.goal.kind is GoalKind.COST
         met = [trial for trial in self.trials if trial.met]
         close = met or [trial for trial in self.trials if self._will_do(trial)]
@@ -129,9 +136,6 @@ class DtypeSearch:
         return {trial.size for trial in self.trials} | self.too_small.keys()
 
     # -- the steps --------------------------------------------------------------------
-
-    def _begin(self) -> tuple[str, Size | None]:
-        return next(self._steps)
 
     def _search(self) -> _Steps:
         for role, size in zip((_NO_TIERS, _CEILING), self.ends, strict=True):
@@ -193,8 +197,10 @@ class DtypeSearch:
         return frontier
 
     def _settle_for_less(self) -> None:
-        """Set a goal that can be met: most of what the largest tiers bring; the earlier search's
-        one, if it can be, lets both be compared."""
+        """Set a goal that can be met: most of what the largest tiers bring.
+
+        That of the earlier search is taken if it can be met, so that both can be compared.
+        """
         if self.ends[1] in self.too_small:
             return
         bare, ceiling = (trial.replay for trial in self.trials[:2])

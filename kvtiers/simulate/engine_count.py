@@ -16,7 +16,7 @@ _MOST_ENGINES: Final = 1024
 _MOST_NUMBERS: Final = 8  # of engines that are tried
 
 Make = Callable[[int, Size], ReplayJob]
-"""Makes the job that replays so many engines with tiers of some size each."""
+"""Given a number of engines and the size of each one's tiers, makes the job that replays them."""
 
 
 def settle_engines(
@@ -26,10 +26,10 @@ def settle_engines(
     tries: list[EngineTry],
     told: Callable[[], None],
 ) -> int:
-    """Replay more and more engines without tiers, until they keep up; returns how many.
+    """Replay more and more engines without tiers until they keep up; returns how many do.
 
-    One engine that falls behind all the time is never idle, so that its load says how many are
-    needed at least. Where more than one were added, a number between may do.
+    An engine that falls behind is never idle, so that its load says how many are needed at least.
+    Where the number grew by more than one, the numbers between are searched too.
 
     Args:
         tries: gets what was tried, one after another. told: called after each.
@@ -73,5 +73,5 @@ def try_fewer_engines(
 
 
 def paced(plan: SizingPlan) -> bool:
-    """Whether requests come as fast as they are served."""
+    """Whether the loop is closed, so that requests come no faster than they are served."""
     return plan.arrivals.concurrency is not None

@@ -1,4 +1,4 @@
-"""How many replays a search will take, and how long, as far as is known."""
+"""Forecasts how many replays a sizing will take, and how long."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _RULE: Final = 0.5
 _USUAL: Final = 7  # replays with tiers for a data type
 
 Expected = Callable[[int, int, float | None], None]
-"""Told how many replays were made, how many there will be, and the seconds left; None: unknown."""
+"""Called with how many jobs are done, how many there will be, and seconds left (None: unknown)."""
 
 
 class Forecast:
-    """Tells what is expected whenever something ended.
+    """Forecasts anew whenever a job has ended.
 
     Args:
-        pool: which plays. told: follows it.
+        pool: which runs the jobs. told: is called with each forecast.
     """
 
     def __init__(self, pool: ReplayPool, shares: Shares, told: Expected) -> None:
@@ -35,11 +35,11 @@ class Forecast:
     def tell(
         self, num_engines: int, num_left: Sequence[int], num_rules: int, *, more: bool
     ) -> None:
-        """Tell what is left.
+        """Make a forecast, and tell it.
 
         Args:
-            num_left: replays with tiers, of each search; none: they have not begun.
-            num_rules: that are to be played without an engine.
+            num_left: replays with tiers that each search has left; empty: none has begun.
+            num_rules: replacement rules that are still to be played without an engine.
             more: whether more engines will probably have to be sized for, too.
         """
         num_requests = len(self._shares.trace.requests) / num_engines

@@ -46,7 +46,7 @@ class Frontier:
         return sorted(found, key=self._key)
 
     def told(self, size: Size, met: bool) -> None:
-        """Note what came of a size."""
+        """Note whether a size meets the goal."""
         self._tried[size] = met
 
     def next(self) -> Size | None:
@@ -73,11 +73,11 @@ class Frontier:
         return num
 
     def ahead(self, trying: Size, most: int) -> list[Size]:
-        """Return up to so many sizes that may be next, the soonest first.
+        """Return up to `most` sizes that may have to be tried next, the soonest first.
 
         Args:
-            trying: what is being tried: each size is what follows if it, or one that follows it,
-                fails or meets the goal.
+            trying: the size that is being tried. Each of the others is the next one if it, or a
+                later one, fails or meets the goal.
         """
         found: dict[Size, None] = {}
         level = [(self._supposing({}), trying)]

@@ -59,7 +59,11 @@ class Goal:
         return cls(kind, _between(text, float(value), most))
 
     def met(self, ttft_p90: float | None, hit_rate: float, before: float | None) -> bool:
-        """Whether it is reached; `before`: p90 TTFT without tiers. Of money, always."""
+        """Whether a replay reaches the goal; one of cost is not about replays, and always is.
+
+        Args:
+            before: p90 TTFT without tiers, for a relative goal; None: not known.
+        """
         if self.kind is GoalKind.HIT_RATE:
             return hit_rate >= self.value
         if self.kind is GoalKind.COST:

@@ -1,4 +1,4 @@
-"""The engine on paper that a trace is replayed through: a model on a device, with its knobs."""
+"""The modelled engine that a trace is replayed through."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from kvtiers.simulate.trace import Trace
 MEDIA: Final[Mapping[str, str]] = MappingProxyType({"nvme": "nvme-gen4", "lmdb": "lmdb"})
 """Kind of a store to the medium of the catalogue that it is taken for."""
 
-_WATERMARK: Final = 0.01  # share of the blocks that an admission leaves free, as in vLLM
+_WATERMARK: Final = 0.01  # share of the blocks that an admission leaves free; vLLM's default is 0
 
 
 @dataclass(frozen=True, slots=True)
 class MachinePlan(OnDevice):
-    """What a trace is replayed on; the longest sequence is as the trace needs, if not given.
+    """The engine that a trace is replayed on.
 
     Attributes:
-        media: store or kind of store to a name that `known_storage` knows; beside `MEDIA`.
+        media: name or kind of a store to a name that `known_storage` knows; `MEDIA` for others.
     """
 
     preemption: PreemptMode = PreemptMode.COST
@@ -38,19 +38,14 @@ class MachinePlan(OnDevice):
     media: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def kv_nbytes_per_token(self) -> int:
-        """Of the engine: of all its ranks together."""
-        return self.memory().kv_nbytes_per_token * self.tensor_parallel_size
-
-    @property
     def title(self) -> str:
-        """As people call it."""
+        """Model, devices and KV cache in words."""
         ranks = f"{self.tensor_parallel_size} x " if self.tensor_parallel_size > 1 else ""
         cache = "" if self.kv_dtype == "bf16" else f", {self.kv_dtype} KV"
         return f"{self.model} on {ranks}{known_hardware(self.hardware).title}{cache}"
 
     def settings(self, trace: Trace) -> EngineSettings:
-        """Return the engine's knobs for a trace.
+        """Return the engine's settings for a trace; `max_model_len`, if not given, is as it needs.
 
         Raises:
             CapacityError: the weights leave no room for KV, or the longest sequence does not fit.
@@ -89,8 +84,11 @@ class MachinePlan(OnDevice):
         return modelled_engine(settings, self.machine(config), config and _without_files(config))
 
     def check(self, trace: Trace, config: Config | None) -> None:
-        """See whether such an engine would start and serve the trace; raises as `settings` and
-        `engine` do."""
+        """Check that such an engine would start and serve the trace.
+
+        Raises:
+            CapacityError, ConfigError: as `settings` and `engine`.
+        """
         settings = self.settings(trace)
         self._check_media(config)
         if config is not None:
@@ -126,7 +124,7 @@ class MachinePlan(OnDevice):
 
 
 def not_modelled(config: Config | None) -> tuple[str, ...]:
-    """Return the options of a configuration that a replay does without."""
+    """Return the options that are set in a configuration and that a replay does not model."""
     if config is None:
         return ()
     found = {
@@ -138,7 +136,10 @@ def not_modelled(config: Config | None) -> tuple[str, ...]:
 
 
 def _without_files(config: Config) -> Config:
-    """Return a configuration that names no file of the machine that it is meant for: a replay
-    neither adds to that machine's log of decisions nor is as fast as it was measured to be."""
+    """Return a configuration without the files of the machine that it is meant for.
+
+    A replay must not write into that machine's decision log, and its calibration says nothing
+    about the devices of the catalogue.
+    """
     cost = config.cost.model_copy(update={"decision_log": None, "calibration": None})
     return config.model_copy(update={"cost": cost})

@@ -1,4 +1,4 @@
-"""What is read off a replay: percentiles, sums, and how things stood over time."""
+"""What is measured in a replay: percentiles, sums of tokens, and a timeline."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MARKS: Final = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of a number of values, in seconds; None where there is none.
+    """Mean and percentiles of some times, in seconds; None where there are no values.
 
     Attributes:
-        num: of values.
+        num: of values. most: the largest.
     """
 
     num: int = 0
@@ -33,7 +33,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Percentiles:
-        """Return those of values."""
+        """Return the percentiles of some values."""
         if not len(values):
             return cls()
         found = np.asarray(values, dtype=np.float64)
@@ -41,12 +41,11 @@ class Percentiles:
         return cls(len(found), float(found.mean()), p50, p90, p95, p99, float(found.max()))
 
 
-class Repeated:
-    """Very many values, most of which come several times in a row: each is kept once, with how
-    often it came.
+class RunLengths:
+    """Very many values in run-length encoding: equal ones in a row are kept once, with a count.
 
-    The sequences of a step have mostly waited for as long as each other, so that tens of millions
-    of tokens take little memory.
+    Most sequences of a step have waited equally long for their token, so that the times of tens
+    of millions of tokens take little memory.
     """
 
     def __init__(self) -> None:
@@ -54,11 +53,11 @@ class Repeated:
 
     @property
     def num_kept(self) -> int:
-        """Values that are kept."""
+        """Runs that are kept."""
         return len(self._values)
 
     def extend(self, values: Sequence[float]) -> None:
-        """Take in the values of a step."""
+        """Add the values of a step, in any order."""
         num = len(values)
         if num and values.count(values[0]) < num:
             values = sorted(values)
@@ -70,7 +69,7 @@ class Repeated:
             at += again
 
     def percentiles(self) -> Percentiles:
-        """Return those of all values."""
+        """Return the percentiles of all values."""
         if not self._values:
             return Percentiles()
         order = np.argsort(self._values)
@@ -110,7 +109,7 @@ class TokenSums:
 
 @dataclass(slots=True)
 class Timeline:
-    """How an engine stood at some times, evenly apart.
+    """The state of an engine at evenly spaced times, at most 800 of them.
 
     Attributes:
         seconds: of the virtual clock. kv_use: share of HBM's blocks that requests hold.

@@ -1,4 +1,4 @@
-"""How many engines meet a goal that those which share a trace cannot meet with any tiers."""
+"""Finds how many engines meet a goal that a given number cannot meet with any tiers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_NUMBERS: Final = 8  # of engines that are guessed, and at most tried
 _MOST_BARE: Final = 4  # numbers of engines without tiers that are tried
 
 Largest = Callable[[int], tuple[Size, Guess]]
-"""Returns the largest tiers of each of so many engines, and what is guessed of them."""
+"""Given a number of engines, returns the largest tiers of each, and what is guessed of them."""
 
 
 class MoreEngines:
@@ -43,10 +43,10 @@ class MoreEngines:
         self.complete = True
 
     def with_tiers(self, first: int) -> int | None:
-        """Return how many meet the goal with the largest tiers, at least so many; None: none did.
+        """Return how many engines meet the goal with the largest tiers; None: no number did.
 
-        Few numbers are tried, from the first that is guessed to be enough: down while they are,
-        or else up until they are. Of many engines not every number is tried.
+        At most eight numbers from `first` on are considered. The search begins with the first one
+        that is guessed to be enough, and goes down while they are, or else up until one is.
         """
         step = max(1, first // _MOST_NUMBERS)
         numbers = range(first, min(self._most, first + step * _MOST_NUMBERS) + 1, step)
@@ -68,7 +68,7 @@ class MoreEngines:
         return best
 
     def without_tiers(self, first: int) -> None:
-        """Try numbers of engines without tiers, from so many on, until they meet the goal."""
+        """Try numbers of engines without tiers, from `first` on, until they meet the goal."""
         step = max(1, first // _MOST_NUMBERS)
         for num in range(first, min(self._most, first + step * (_MOST_BARE - 1)) + 1, step):
             if self._meets(num, Size(0, 0), []) is not False:
@@ -78,7 +78,7 @@ class MoreEngines:
         return self._largest(num)[1].ttft_p90 <= self._limit
 
     def _meets(self, num: int, size: Size, likely: list[ReplayJob]) -> bool | None:
-        """Return whether so many engines meet the goal; None: there is no time."""
+        """Return whether `num` engines meet the goal; None: there is no time left."""
         found = self._pool.result(self._make(num, size), likely)
         if found is None:
             self.complete = False

@@ -1,4 +1,4 @@
-"""A model on a device, as those describe it who ask what it holds or how it serves."""
+"""The engine that `simulate`, `size` and `capacity` are asked about: a model on a device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from kvtiers.cost.model_source import load_shape
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """An engine's knobs.
+    """A model on a device, with the engine's settings.
 
     Attributes:
         model: as `load_shape` takes it. hardware: a name that `known_hardware` knows.
         dtype: of the weights. kv_dtype: of the KV cache.
+        tensor_parallel_size: devices of the engine.
         utilization: share of a device's memory that the engine claims.
+        block_size: tokens of a block. max_num_batched_tokens: token budget of a step.
+        max_num_seqs: sequences of a batch.
         max_model_len: tokens of the longest sequence; None: whatever fits.
-        runtime_nbytes: of a device, beside weights and KV; None: estimated.
+        runtime_nbytes: memory of a device beside weights and KV; None: estimated.
     """
 
     model: str

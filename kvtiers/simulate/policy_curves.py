@@ -27,10 +27,10 @@ class PolicyCurve:
 def policy_curve(
     trace: Trace, policy: str, tokens: Sequence[float], told: Callable[[int, int], None]
 ) -> PolicyCurve:
-    """Play a rule at every capacity.
+    """Return the hit rates of one tier under a rule, at every capacity.
 
     Args:
-        tokens: capacities, ascending. told: follows how many were played, of how many.
+        tokens: capacities, ascending. told: called with how many were played, and of how many.
     """
     prompts = prompt_keys(trace)
     rates: list[float] = []
@@ -43,7 +43,7 @@ def policy_curve(
 
 
 def tier_hits(prompts: Sequence[Sequence[BlockKey]], policy: str, num_blocks: int) -> Iterator[int]:
-    """Yield the leading blocks of each prompt that a tier has; then it takes in the others."""
+    """Yield how many leading blocks of each prompt a tier has; then the tier takes the others."""
     tier = Tier("dram", num_blocks, make_policy(policy, num_blocks))
     for blocks in prompts:
         entries = []
@@ -67,7 +67,7 @@ def tier_hits(prompts: Sequence[Sequence[BlockKey]], policy: str, num_blocks: in
 
 
 def prompt_keys(trace: Trace) -> list[list[BlockKey]]:
-    """Return the blocks of each prompt by keys as an engine's, of which all bytes differ."""
+    """Return the blocks of each prompt as keys that are spread evenly, as block hashes are."""
     keys: dict[int, BlockKey] = {}
     for request in trace.requests:
         for block_id in request.block_ids.tolist():
@@ -78,7 +78,11 @@ def prompt_keys(trace: Trace) -> list[list[BlockKey]]:
 
 
 def hit_rate(trace: Trace, hits: Iterator[int]) -> float:
-    """Return the share of the prompts' tokens in so many leading blocks of each."""
+    """Return the share of all prompt tokens that are hit.
+
+    Args:
+        hits: leading blocks that are hit, one number per request.
+    """
     found = sum(
         min(num_blocks * trace.block_size, request.num_prompt_tokens)
         for num_blocks, request in zip(hits, trace.requests, strict=True)

@@ -1,4 +1,4 @@
-"""Replays a trace through an engine on paper and the real control plane, on a virtual clock."""
+"""Replays a trace through the modelled engine and the real control plane, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from kvtiers.engines.reference.requests import NewRequest
 from kvtiers.engines.reference.serving import drive
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config
+from kvtiers.model.config_tiers import NvmeTier, StoreTier
 from kvtiers.model.errors import ConfigError
+from kvtiers.model.messages import DRAM
 from kvtiers.observe.metrics import BLOCKS_FAILED, BYTES_COPIED, OFFLOADS_DROPPED, Series
 from kvtiers.simulate.arrivals import ArrivalPlan, ArrivalProcess
 from kvtiers.simulate.machine import MachinePlan, not_modelled
-from kvtiers.simulate.measures import HBM, Percentiles, Repeated, Timeline, TokenSums
+from kvtiers.simulate.measures import HBM, Percentiles, RunLengths, Timeline, TokenSums
 from kvtiers.simulate.replay_result import Replay
 from kvtiers.simulate.share import servable
 from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hits
@@ -29,7 +31,7 @@ from kvtiers.simulate.trace import Trace, TraceRequest, infinite_hits
 DAY_SECONDS: Final = 86_400.0
 
 Progress = Callable[[int, int], None]
-"""Told how many requests have ended, and how many there are."""
+"""Called with how many requests have ended, and how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class ReplayPlan:
     Attributes:
         label: of the report. config: the tiers below HBM; None: there are none.
         warmup: share of the requests, the first ones to come, that only fill the caches.
-        max_seconds: of real time, after which it stops with what it has; None: any.
+        max_seconds: of real time, after which it stops with what it has; None: no bound.
     """
 
     trace: Trace
@@ -58,7 +60,10 @@ class ReplayPlan:
 
 
 def replay(plan: ReplayPlan, progress: Progress | None = None) -> Replay:
-    """Run it. A KeyboardInterrupt ends it with what it has.
+    """Replay a trace; a KeyboardInterrupt ends it, and what was served until then counts.
+
+    Args:
+        progress: called as requests end.
 
     Raises:
         CapacityError: the engine would not start, or a tier does not hold one block.
@@ -68,15 +73,15 @@ def replay(plan: ReplayPlan, progress: Progress | None = None) -> Replay:
     requests = servable(plan.trace, settings.max_model_len).requests
     engine = plan.machine.engine(settings, plan.config)
     try:
-        drive = _Drive(plan, engine, requests)
-        drive.run(progress or (lambda _ended, _num: None))
-        return drive.result(settings)
+        run = _Run(plan, engine, requests)
+        run.run(progress or (lambda _ended, _num: None))
+        return run.result(settings)
     finally:
         engine.close()
 
 
-class _Drive:
-    """One replay, while it runs."""
+class _Run:
+    """One replay, while it runs: the arrivals of its requests, and what is measured of them."""
 
     def __init__(self, plan: ReplayPlan, engine: Engine, requests: Sequence[TraceRequest]) -> None:
         self._plan = plan
@@ -84,12 +89,12 @@ class _Drive:
         self._requests = requests
         self._arrivals: ArrivalProcess = plan.arrivals.of(requests)
         self._num_warmup = int(plan.warmup * len(requests))
-        self._turn: dict[int, int] = {}  # position to how many came before, in order of arrival
+        self._turn: dict[int, int] = {}  # position to rank in the order of arrival
         self._served: list[Served] = []
         self._num_ended = self._num_steps = 0
         self._last_arrival = 0.0
         self._interrupted = False
-        self._itl = Repeated()
+        self._itl = RunLengths()
         self._timeline = Timeline()
         self._advice: dict[str, None] = {}
         self._began: float | None = None
@@ -112,11 +117,11 @@ class _Drive:
 
     @property
     def next_at(self) -> float | None:
-        """When the next request comes; None: none does before another one ends."""
+        """See `kvtiers.engines.reference.serving.Arrivals`."""
         return self._arrivals.next_at
 
     def take(self, now: float) -> list[NewRequest]:
-        """Return the requests that have come by now."""
+        """See `kvtiers.engines.reference.serving.Arrivals`."""
         return [self._request(position, at) for position, at in self._arrivals.take(now)]
 
     def _request(self, position: int, at: float) -> NewRequest:
@@ -136,7 +141,7 @@ class _Drive:
         )
 
     def _begin(self, at: float) -> None:
-        """Begin to measure."""
+        """Begin to measure: the warm-up is over."""
         self._began = at
         self._counters_then = self._counters()
         gauges = self._engine.gauges
@@ -158,9 +163,10 @@ class _Drive:
         for advice in report.advice:
             self._advice.setdefault(advice)
         if self._timeline.due(self._engine.now):
-            self._look(report)
+            self._sample(report)
 
-    def _look(self, report: StepReport) -> None:
+    def _sample(self, report: StepReport) -> None:
+        """Add a point to the timeline."""
         gauges, connector = report.gauges, self._engine.runner.connector
         usage = {} if connector is None else connector.controller.usage()
         if isinstance(self._engine.runner, ModelledRunner):
@@ -177,7 +183,7 @@ class _Drive:
         return {} if connector is None else connector.counters.snapshot().counters
 
     def result(self, settings: EngineSettings) -> Replay:
-        """Return what came of it."""
+        """Return what was measured."""
         served, plan, counted = self._served, self._plan, self._counted()
         seconds = max(self._engine.now - (self._began or 0.0), 1e-9)
         prompts = [it.num_prompt_tokens for it in served]
@@ -241,7 +247,7 @@ class _Drive:
         return found | {"itl": self._itl.percentiles()}
 
     @property
-    def _stores(self) -> Sequence[Any]:
+    def _stores(self) -> Sequence[StoreTier]:
         """The configured tiers below DRAM."""
         return self._plan.config.stores if self._plan.config else ()
 
@@ -267,7 +273,8 @@ class _Drive:
 
     def _tokens(self) -> TokenSums:
         config = self._plan.config
-        names = [HBM] if config is None else [HBM, *(tier_name(tier) for tier in config.tiers)]
+        below = [] if config is None else [DRAM, *(tier.name for tier in config.stores)]
+        names = [HBM, *below]
         hits = Counter(dict.fromkeys(names, 0))
         for it in self._served:
             hits[HBM] += it.num_local_tokens
@@ -277,7 +284,7 @@ class _Drive:
         return TokenSums(prompt, output, dict(hits), prompt - hits.total())
 
     def _infinite(self) -> float:
-        """Return the infinite cache's hit rate on what is measured, all that came before it."""
+        """Return the infinite cache's hit rate on what is measured; the warm-up fills it too."""
         measured = {int(it.request_id) for it in self._served}
         came = [self._requests[position] for position in self._turn]
         hits = zip(self._turn, infinite_hits(came, self._plan.trace.block_size), strict=True)
@@ -301,14 +308,9 @@ def _dumped(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json", by_alias=True)
 
 
-def _num_devices(tier: Any) -> int:
+def _num_devices(tier: StoreTier) -> int:
     """Return over how many disks a store is spread: one a path."""
-    return max(1, len(getattr(tier, "paths", ())))
-
-
-def tier_name(tier: Any) -> str:
-    """Return the name of a configured tier, as decisions and metrics call it."""
-    return str(getattr(tier, "name", tier.kind))
+    return len(tier.paths) if isinstance(tier, NvmeTier) else 1
 
 
 def _labelled(counted: Series, metric: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a search plays on a trace: one size of tiers, or one replacement rule."""
+"""The jobs of a sizing: a replay of tiers of one size, or one replacement rule played alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtiers.simulate.sizes import Size
 
 @dataclass(frozen=True, slots=True)
 class TooSmall:
-    """A tier of the size does not hold one block."""
+    """What a replay is answered with if a tier of the size does not hold one block."""
 
     why: str
 
@@ -45,10 +45,10 @@ class ReplayJob:
         return self.num_engines, bool(self.size.dram_nbytes)
 
     def run(self, shares: Shares, progress: Progress) -> Replay | TooSmall:
-        """Return what came of it.
+        """Replay the busiest engine's share.
 
         Raises:
-            CapacityError: the engine would not start.
+            CapacityError: the engine would not start. KeyboardInterrupt: it was ended early.
         """
         plan = ReplayPlan(
             trace=shares.of(self.num_engines),
@@ -96,6 +96,6 @@ class PolicyJob:
         return "policy", self.num_engines
 
     def run(self, shares: Shares, progress: Progress) -> PolicyCurve:
-        """Return what came of it."""
+        """Play the rule on the busiest engine's share."""
         share = servable(shares.of(self.num_engines), self.longest)
         return policy_curve(share, self.policy, self.tokens, progress)

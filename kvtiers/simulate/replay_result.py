@@ -1,4 +1,4 @@
-"""What came of a replay."""
+"""The result of a replay."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any, Final
 
 from kvtiers.simulate.measures import Percentiles, Timeline, TokenSums
 
-_LATE: Final = 16  # requests that may wait when the last one comes, of an engine that keeps up
-_LATE_SHARE: Final = 0.01  # or so many of all
-_LATE_LOAD: Final = 1.02  # or as long as they were served this soon
-_LONG_WAIT_SECONDS: Final = 60.0  # that one in ten may wait, of an engine that keeps up
+# Of an engine that keeps up:
+_LATE: Final = 16  # requests that may wait when the last one comes,
+_LATE_SHARE: Final = 0.01  # or this share of all,
+_LATE_LOAD: Final = 1.02  # or any number, if serving took no longer than this times the arrivals
+_LONG_WAIT_SECONDS: Final = 60.0  # that one request in ten may wait
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of it; times in seconds of the virtual clock, after the warm-up.
+    """The result of a replay; times in seconds of the virtual clock, counts after the warm-up.
 
     Attributes:
         complete: whether every request was served, and none given up for want of time.
@@ -89,15 +90,18 @@ class Replay:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether requests came no faster than they were served: nine in ten never waited long,
-        and hardly any did at the end, or all were served soon after."""
+        """Whether requests came no faster than they were served.
+
+        That is: nine in ten waited less than a minute, and when the last one came hardly any
+        waited, or all were served within 2 % of the time.
+        """
         few = self.num_late <= max(_LATE, _LATE_SHARE * self.num_requests)
         soon = (self.wait.p90 or 0.0) <= _LONG_WAIT_SECONDS
         return self.complete and soon and (few or self.load <= _LATE_LOAD)
 
     @property
     def load(self) -> float:
-        """Times of the arrivals that serving took; above 1 where the queue only grew."""
+        """Time that serving took over the time in which requests came; above 1 queues only grow."""
         return self.seconds / self.arrival_seconds if self.arrival_seconds > 0 else 1.0
 
     def to_plain(self) -> dict[str, Any]:

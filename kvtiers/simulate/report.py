@@ -19,6 +19,27 @@ LONGEST: Final = (
     "watermark)"
 )
 _UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_SHORT_SECONDS: Final = 600.0  # a shorter replay says little about a day
+_FEW: Final = 0.01  # share of prompts below which it does not matter that they cannot be hit
+_NOT_KEPT: Final = (  # how a reason begins, before the store's name if any, and its meaning
+    ("no_room_", "{} was full of what it was writing or reading"),
+    ("no_room", "DRAM was full of blocks on their way: it is too small"),
+    ("not_admitted", "a store takes what is seen again only"),
+    ("over_budget_", "the write budget of {} was spent"),
+    ("off_", "{} was not used: its writes kept failing, or took too long"),
+)
+_NOT_MOVED: Final = (  # how an outcome begins, and its meaning
+    ("missing", "they had been evicted by then"),
+    ("timed_out", "they did not begin in time, and were given up"),
+    ("full", "a store had no room"),
+)
+_TIMES: Final = {
+    "ttft": "TTFT",
+    "wait": "queued",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2e": "end to end",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,22 +277,6 @@ def draw(replays: Sequence[Replay]) -> bytes | None:
     return png(figure)
 
 
-_SHORT_SECONDS: Final = 600.0  # of a replay from which nobody would conclude on a day
-_FEW: Final = 0.01  # of the prompts, of which it does not matter that they are not hit
-_NOT_KEPT: Final = (  # the beginning of a reason, behind which a store may stand, and what it means
-    ("no_room_", "{} was full of what it was writing or reading"),
-    ("no_room", "DRAM was full of blocks on their way: it is too small"),
-    ("not_admitted", "a store takes what is seen again only"),
-    ("over_budget_", "the write budget of {} was spent"),
-    ("off_", "{} was not used: its writes kept failing, or took too long"),
-)
-_NOT_MOVED: Final = (  # the beginning of an outcome, and what it means
-    ("missing", "they had been evicted by then"),
-    ("timed_out", "they did not begin in time, and were given up"),
-    ("full", "a store had no room"),
-)
-
-
 def _why(text: str, meanings: Sequence[tuple[str, str]], *, has_stores: bool = False) -> str:
     """Return what a reason or an outcome means, as the end of a sentence; "" where that is not
     known."""
@@ -280,15 +285,6 @@ def _why(text: str, meanings: Sequence[tuple[str, str]], *, has_stores: bool = F
             more = ", or a store below it too slow" if text == "no_room" and has_stores else ""
             return f": {meaning.format(text.removeprefix(begin))}{more}"
     return ""
-
-
-_TIMES: Final = {
-    "ttft": "TTFT",
-    "wait": "queued",
-    "tpot": "TPOT",
-    "itl": "ITL",
-    "e2e": "end to end",
-}
 
 
 def _token_table(replay: Replay) -> str:

@@ -51,7 +51,7 @@ def busiest_share(trace: Trace, num_engines: int, longest: int | None = None) ->
 
 
 def servable(trace: Trace, longest: int) -> Trace:
-    """Return the requests of at most so many tokens, prompt and output together.
+    """Return the requests of at most `longest` tokens, prompt and output together.
 
     Raises:
         ConfigError: there is none.
@@ -79,7 +79,7 @@ class Shares:
         self._made: dict[int, Trace] = {}
 
     def of(self, num_engines: int) -> Trace:
-        """Return the share of the busiest of so many. See `busiest_share`."""
+        """Return the share of the busiest of `num_engines` engines; see `busiest_share`."""
         if num_engines not in self._made:
             self._made[num_engines] = busiest_share(self.trace, num_engines, self.longest)
         return self._made[num_engines]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvtiers.model.config import Config, parse_mapping
 from kvtiers.model.config_yaml import write_yaml
-from kvtiers.model.frame import ALIGNMENT
+from kvtiers.model.frame import slot_nbytes_of
 from kvtiers.model.units import format_size
 from kvtiers.simulate.machine import MachinePlan
 
@@ -73,15 +73,14 @@ def candidates(working_set_nbytes: float, block_nbytes: float = 0.0) -> list[Siz
 
 
 def minimal_yaml(config: Config) -> str:
-    """Return what was set of a configuration, as a file."""
+    """Return a configuration as YAML, with the keys that were set and no defaults."""
     return write_yaml(config.model_dump(mode="json", by_alias=True, exclude_unset=True))
 
 
 def frame_nbytes_per_token(machine: MachinePlan) -> float:
     """Return the bytes that a tier needs for a token, on all ranks: frames have headers."""
     payload = machine.block_size * machine.memory().kv_nbytes_per_token
-    frame = ALIGNMENT + -(-payload // ALIGNMENT) * ALIGNMENT
-    return frame * machine.tensor_parallel_size / machine.block_size
+    return slot_nbytes_of(payload) * machine.tensor_parallel_size / machine.block_size
 
 
 def _doubling(first: int, last: int) -> Iterator[int]:

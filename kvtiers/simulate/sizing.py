@@ -21,7 +21,7 @@ from kvtiers.simulate.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class SizingPlan:
-    """What is asked.
+    """What `kvtiers size` is asked.
 
     Attributes:
         kv_dtypes: data types of the KV cache to size for; the first is that of the engine now.
@@ -63,8 +63,8 @@ class Trial:
     """One size, replayed.
 
     Attributes:
-        role: why it was tried. cost: of all engines, by the plan's prices. met: whether the goal
-            is.
+        role: why it was tried. cost: of all engines, by the plan's prices.
+        met: whether it meets the goal.
     """
 
     role: str
@@ -107,11 +107,11 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class EngineTry:
-    """So many engines: whether they keep up.
+    """A number of engines, one of which was replayed: whether they keep up.
 
     Attributes:
-        size: of the tiers of each.
-        load: times of the arrivals that serving took. wait_p90: to the first admission.
+        size: of the tiers of each. load: see `Replay.load`.
+        wait_p90: seconds from arrival to admission. ttft_p90: in seconds; None: none was served.
     """
 
     num_engines: int
@@ -123,7 +123,7 @@ class EngineTry:
 
     @classmethod
     def of(cls, num_engines: int, size: Size, found: Replay, *, paced: bool = False) -> EngineTry:
-        """Return what a replay says; `paced`: requests come as fast as they are served."""
+        """Return what a replay says; `paced`: the loop is closed, and engines keep up."""
         keeps_up = paced or found.keeps_up
         return cls(num_engines, size, keeps_up, found.load, found.wait.p90, found.ttft.p90)
 

@@ -1,4 +1,4 @@
-"""Finds tier sizes that meet a goal: which ones, by bounds; whether they do, by a replay."""
+"""Finds the cheapest tier sizes that meet a goal, by as few replays as will prove it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def size_tiers(
     """Find the sizes. A KeyboardInterrupt ends the replays; what was found until then counts.
 
     Args:
-        told: makes what follows the progress of one replay, given what it is.
-        expected: follows how many replays it will take, and how long.
+        told: see `Told`. expected: see `Expected`.
 
     Raises:
         CapacityError: the engine would not start. ConfigError: a name is not known.
@@ -62,7 +61,7 @@ def size_tiers(
 
 
 def _longest(plan: SizingPlan) -> int:
-    """Return the tokens of a request that engines of all data types serve.
+    """Return the tokens of the longest request that engines of all data types serve.
 
     Raises:
         CapacityError: an engine would not start. ConfigError: every request is longer.
@@ -77,7 +76,8 @@ class _Run:
     """One search, while it runs.
 
     Attributes:
-        num_enough: engines that meet the goal, where those that were sized for do not.
+        num_enough: engines that meet the goal where those that were sized for do not; None: those
+            do, or no number was found.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class _Run:
         self._interrupted = False
 
     def run(self, *, compare: bool = False) -> Sizing:
-        """Settle on the engines, search for each data type; then try the other policies.
+        """Settle on the number of engines, search for each data type, then try other policies.
 
         Args:
-            compare: look how many engines meet the goal without tiers, too.
+            compare: try how many engines meet the goal without tiers, instead of with more tiers.
         """
         plan = self._plan
         for dtype in plan.kv_dtypes:
@@ -135,7 +135,7 @@ class _Run:
         return self._answer()
 
     def for_more(self) -> _Run:
-        """Return the search for the engines that are enough, for what needs them."""
+        """Return the search with `num_enough` engines, for the data types that need them."""
         assert self.num_enough is not None, "it is known"
         limit = self._limit_seconds()
         assert limit is not None, "the goal is a time"
@@ -208,11 +208,11 @@ class _Run:
         )
 
     def _machine(self, dtype: str) -> MachinePlan:
-        """Return an engine that allows what those of all data types do: equal requests."""
+        """Return the engine with a data type; its longest request is that of all data types."""
         return replace(self._plan.machine, kv_dtype=dtype, max_model_len=self._longest)
 
     def _share_of(self, num_engines: int) -> Trace:
-        """Return what the busiest of so many engines serves."""
+        """Return what the busiest of `num_engines` engines serves."""
         return servable(self._shares.of(num_engines), self._longest)
 
     def _distances_of(self, num_engines: int) -> StackDistances:
@@ -270,7 +270,7 @@ class _Run:
         self._complete &= more.complete
 
     def _largest(self, num_engines: int) -> tuple[Size, Guess]:
-        """Return the largest tiers of so many engines, and what is guessed of them."""
+        """Return the largest tiers of `num_engines` engines each, and the guess for them."""
         machine = self._machine(self._plan.kv_dtypes[0])
         return self._guess_all(machine, num_engines, only_last=True)[0]
 

@@ -15,16 +15,15 @@ Float64s = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackDistances:
-    """Of every leading block that an earlier request had, how many blocks were used since.
+    """For each block of a prompt that an earlier one had, how many blocks were used since.
 
-    A least-recently-used cache of so many blocks, or more, hits it; and what it hits of a request
-    is a prefix, for a block is used whenever one behind it is.
+    A least-recently-used cache of at least so many blocks hits it. What it hits of a prompt is a
+    prefix, for a block is used whenever one behind it is.
 
     Attributes:
         distances: blocks, itself included; request after request, each from its first block on.
         request_idx: of each distance. num_tokens: of each, but for a last block that is a part.
         num_prompt_tokens: one per request.
-        num_distinct_blocks: of the whole trace.
     """
 
     distances: Int64s
@@ -32,11 +31,10 @@ class StackDistances:
     num_tokens: Int64s
     num_prompt_tokens: Int64s
     block_size: int
-    num_distinct_blocks: int
 
     @classmethod
     def of(cls, trace: Trace, *, whole_blocks: bool = True) -> StackDistances:
-        """Work them out.
+        """Return the distances in a trace.
 
         Args:
             whole_blocks: leave out a last block that is a part, and the block of a prompt's last
@@ -61,11 +59,10 @@ class StackDistances:
             np.array(tokens, np.int64),
             np.array([request.num_prompt_tokens for request in requests], np.int64),
             size,
-            recency.num_known,
         )
 
     def hit_tokens(self, capacity_tokens: float) -> Int64s:
-        """Return the tokens that such a cache hits, one per request."""
+        """Return the tokens that a cache of this capacity hits, one number per request."""
         hit = self.distances <= capacity_tokens // self.block_size
         weights = self.num_tokens[hit].astype(np.float64)
         found = np.bincount(self.request_idx[hit], weights, minlength=len(self.num_prompt_tokens))
@@ -82,7 +79,7 @@ class StackDistances:
 
     @property
     def working_set_tokens(self) -> int:
-        """Size from which on a cache hits all that can be hit."""
+        """The least capacity with which a cache hits all that can be hit, in tokens."""
         return int(self.distances.max(initial=0)) * self.block_size
 
 
@@ -159,11 +156,6 @@ class _Recency:
         self._tree = [0] * (most + 1)
         self._last: dict[int, int] = {}
         self._time = 0
-
-    @property
-    def num_known(self) -> int:
-        """Blocks that were ever used."""
-        return len(self._last)
 
     def use(self, ids: Sequence[int]) -> list[int]:
         """Use a request's blocks, the last one first; returns the distances of those that are

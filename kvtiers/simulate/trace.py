@@ -88,9 +88,9 @@ class Trace:
         return self.requests[-1].arrival_seconds - self.requests[0].arrival_seconds
 
     def coarser(self, most_tokens: int) -> Trace:
-        """Return it with as many blocks put together to one as make up to so many tokens.
+        """Return the trace with blocks merged to larger ones of at most `most_tokens` tokens.
 
-        What is left of a prompt, less than one of those, is never shared.
+        The tokens of a prompt behind its last whole block are then never shared.
         """
         step = most_tokens // self.block_size
         if step < 2:

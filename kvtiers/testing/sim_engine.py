@@ -7,9 +7,10 @@ from collections.abc import Callable
 from kvtiers.control.answers import Answer, LoadDone
 from kvtiers.control.breaker import MAX_BACKOFF_SECONDS
 from kvtiers.control.controller import Controller
+from kvtiers.control.match import ABSENT
 from kvtiers.control.prefetch import Arrival
 from kvtiers.control.presence import Belief
-from kvtiers.control.reload import ABSENT, LoadRequest
+from kvtiers.control.reload import LoadRequest
 from kvtiers.control.tier import Residence
 from kvtiers.model.keys import BlockKey, Rank, block_key
 from kvtiers.model.messages import HBM, NO_BLOCK, Completion, JobId, Lookup

@@ -77,6 +77,11 @@ def test_bench_takes_a_config_json(tmp_path):
         (("--lengths", "64,128"), "at least three"),
         (("--throttle", "fast"), "--throttle: 'fast'"),
         (("--resume",), "--resume needs the folder"),
+        (("--tp", "2"), "--tensor-parallel: changes nothing here; add --hardware"),
+        (
+            ("--model", "llama-3.1-8b", "--hardware", "h100", "--throttle", "40MB"),
+            "--throttle: changes nothing here; drop --hardware",
+        ),
         (("--tier", "tape"), "'tape'"),
     ],
 )

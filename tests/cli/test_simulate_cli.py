@@ -41,7 +41,7 @@ def test_compare_shows_configurations_side_by_side(configs):
 
 def test_simulate_writes_files_and_the_generated_trace(tmp_path):
     trace, out = tmp_path / "chat.jsonl", tmp_path / "out"
-    result = run("simulate", *ENGINE, *CHAT, "--write-trace", str(trace), "--out", str(out))
+    result = run("simulate", *ENGINE, *CHAT, "--write-trace", str(trace), "--output", str(out))
     assert result.exit_code == 0
     assert {"simulate-chat.json", "simulate-chat.html"} <= {path.name for path in out.iterdir()}
     assert len(load_trace(trace).requests) == 30
@@ -89,7 +89,7 @@ def test_size_answers_and_writes_the_configuration(tmp_path):
     result = run(
         *("size", "--model", "llama-3.1-8b", "--hardware", "l40s", "--utilization", "0.6"),
         *("--generate", "documents", "--requests", "80", "--rate", "1", "--goal", "hit-rate=0.3"),
-        *("--replicas", "1", "--out", str(out), "--write-config", str(yaml)),
+        *("--replicas", "1", "--output", str(out), "--write-config", str(yaml)),
     )
     assert result.exit_code == 0
     for word in ("cheapest", "What binds", "Knee", "data type of the KV cache", "kind: dram"):

@@ -86,7 +86,7 @@ def test_a_replay_that_is_interrupted_tells_what_was_served(tmp_path, by):
     paths = [tmp_path / name for name in ("first.yaml", "second.yaml")]
     for path in paths:
         path.write_text("tiers: [{kind: dram, capacity: 4GiB}]")
-    args = ("simulate", "--compare", *map(str, paths), "--out", str(tmp_path / "out"))
+    args = ("simulate", "--compare", *map(str, paths), "--output", str(tmp_path / "out"))
     code, out, said = ended(*args, by=by)
     assert code == 130
     assert b"interrupted before it was replayed: second" in said

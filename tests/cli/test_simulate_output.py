@@ -36,7 +36,7 @@ def test_a_report_says_what_was_replayed(tmp_path, trace):
     assert (about["loop"], about["concurrency"], about["requests"]) == ("closed", 3, 12)
     assert about["trace"] is None
     out = tmp_path / "out"
-    args = ("--trace", str(trace), "--config", config, "--out", str(out), "--speed", "0.5")
+    args = ("--trace", str(trace), "--config", config, "--output", str(out), "--speed", "0.5")
     assert run("simulate", *ENGINE, *args).exit_code == 0
     document = json.loads((out / "simulate-chat.json").read_text())
     assert (document["about"]["trace"], document["about"]["speed"]) == (str(trace), 0.5)
@@ -133,7 +133,7 @@ def test_names_that_cannot_be_shown_are_escaped(tmp_path, trace):
         file.write(DRAM)
     os.link(trace, odd)
     command = [sys.executable, "-m", "kvtiers", "simulate", *ENGINE, "--trace", odd]
-    command += ["--config", config, "--out", tmp_path / "out"]
+    command += ["--config", config, "--output", tmp_path / "out"]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -158,7 +158,7 @@ def test_output_that_cannot_be_written_is_said_without_a_traceback(verb):
 def test_what_is_written_is_whole_or_not_there(tmp_path, monkeypatch):
     """A full disk, or Ctrl-C, between two files of a report."""
     out = tmp_path / "out"
-    args = ("simulate", *ENGINE, *CHAT, "--out", str(out))
+    args = ("simulate", *ENGINE, *CHAT, "--output", str(out))
     assert run(*args).exit_code == 0
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     calls = []

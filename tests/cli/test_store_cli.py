@@ -144,6 +144,8 @@ def test_evict_wants_a_size_with_a_unit(files, size):
     assert result.exit_code == 2
     assert result.stderr.startswith("--to: ")
     assert result.stdout == ""
+    as_json = json.loads(kvtiers("evict", files, "--to", size, "--json").stdout)
+    assert as_json == {"ok": False, "problems": result.stderr.splitlines()}
 
 
 def test_a_running_store_is_cleared_by_its_owner(files):

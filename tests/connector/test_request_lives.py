@@ -92,6 +92,11 @@ def test_a_repeated_allocation_is_refused_and_starts_nothing():
         told.connector.allocated("stranger", ([1],), 0, reload)
 
 
+def test_a_preemption_of_an_unknown_request_is_refused():
+    with pytest.raises(ProtocolError, match="'nobody' has not arrived, or has ended"):
+        Told().connector.preemption("nobody", 100)
+
+
 @pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize("num_stored", [0, 1, 2, 5])
 def test_matched_tokens_against_a_brute_force_oracle(block_size, num_stored):

@@ -72,12 +72,6 @@ def test_same_bytes_in_small_pieces_take_longer():
     assert small > 10 * large
 
 
-def test_copies_per_block_are_seen_in_the_seed():
-    one, per_layer = Links.seeded({}), Links.seeded({}, pieces_per_block=32)
-    difference = per_layer[reload_link()].seconds(1000, 0) - one[reload_link()].seconds(1000, 0)
-    assert difference == pytest.approx(31 * 1000 * 4e-6)
-
-
 def test_measured_bandwidth_updates_the_estimate():
     """R109: a disk of 0.5 GB/s where 2.4 were believed."""
     link = Links.seeded({"disk": StoreKind.NVME})[read_link("disk")]

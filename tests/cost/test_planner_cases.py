@@ -17,7 +17,7 @@ from kvtiers.cost.planner import (
     plan_reload,
 )
 from kvtiers.cost.prefill import PrefillModel
-from kvtiers.cost.shapes import kv_nbytes_per_token, shape_from_hf_config
+from kvtiers.cost.shapes import shape_from_hf_config
 from kvtiers.model.cost_mode import CostMode
 
 from .machine import (
@@ -291,8 +291,9 @@ def test_recompute_over_load_on_one_h100(gigabytes_per_second, ratios):
     link = bare_link(gigabytes_per_second * 1e9)
     cases = [(LLAMA_8B, n) for n in (1024, 8192, 32_768, 131_072)] + [(LLAMA_70B, 8192)]
     for (config, n), expected in zip(cases, ratios, strict=True):
-        prefill = h100(shape_from_hf_config(config).shape, step_seconds=0.0)
-        load = link.seconds(1, n * kv_nbytes_per_token(config))
+        shape = shape_from_hf_config(config).shape
+        prefill = h100(shape, step_seconds=0.0)
+        load = link.seconds(1, n * shape.kv_nbytes_per_token())
         assert float(prefill.seconds(n) / load) == pytest.approx(expected, rel=0.03)
 
 

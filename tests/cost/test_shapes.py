@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvtiers.cost.known_models import KNOWN_MODELS
 from kvtiers.cost.prefill import FALLBACK_SHAPE
-from kvtiers.cost.shapes import kv_nbytes_per_token, model_shape, shape_from_hf_config
+from kvtiers.cost.shapes import model_shape, shape_from_hf_config
 from kvtiers.model.errors import ConfigError
 
 from .machine import LLAMA_8B, LLAMA_70B
@@ -30,7 +30,7 @@ def test_llama_shapes_give_published_figures(config, linear, quadratic, equal_at
     assert found_linear == pytest.approx(linear, rel=1e-3)
     assert found_quadratic == pytest.approx(quadratic, rel=1e-3)
     assert found_linear / found_quadratic == pytest.approx(equal_at, rel=0.01)
-    assert kv_nbytes_per_token(config) == kv_nbytes
+    assert model_shape(config).kv_nbytes_per_token() == kv_nbytes
 
 
 def test_fallback_costs_what_llama_8b_costs():
@@ -40,7 +40,7 @@ def test_fallback_costs_what_llama_8b_costs():
 
 
 def test_fp8_cache_halves_kv_bytes():
-    assert kv_nbytes_per_token(LLAMA_8B, element_nbytes=1) == 65_536
+    assert model_shape(LLAMA_8B).kv_nbytes_per_token(1) == 65_536
 
 
 def test_head_dim_need_not_divide_hidden_size():
@@ -52,11 +52,11 @@ def test_head_dim_need_not_divide_hidden_size():
 
 def test_kv_heads_default_to_query_heads():
     config = {k: v for k, v in LLAMA_8B.items() if k != "num_key_value_heads"}
-    assert kv_nbytes_per_token(config) == 4 * 131_072
+    assert model_shape(config).kv_nbytes_per_token() == 4 * 131_072
 
 
 def test_multi_query_attention_has_one_kv_head():
-    assert kv_nbytes_per_token({**LLAMA_8B, "num_key_value_heads": 1}) == 131_072 // 8
+    assert model_shape({**LLAMA_8B, "num_key_value_heads": 1}).kv_nbytes_per_token() == 131_072 // 8
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "intermediate_size"])
@@ -65,7 +65,6 @@ def test_missing_field_is_named(field):
     seed = shape_from_hf_config(config)
     assert seed.shape is None
     assert repr(field) in seed.note
-    assert kv_nbytes_per_token(config) is None
     with pytest.raises(ConfigError, match=repr(field)):
         model_shape(config)
 

@@ -236,7 +236,7 @@ def test_recurrent_state_is_refused_by_name():
         ({"kv_transfer_config__kv_role": "kv_producer"}, "kv_producer"),
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
         ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
-        ({"parallel_config__prefill_context_parallel_size": 2}, "prefill context"),
+        ({"parallel_config__prefill_context_parallel_size": 2}, "prefill_context"),
         ({"cache_config__enable_prefix_caching": False}, "prefix caching is off"),
     ],
     ids=["role", "pipeline", "decode context", "prefill context", "no prefix caching"],

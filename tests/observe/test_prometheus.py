@@ -96,7 +96,14 @@ def test_unknown_series_from_a_newer_rank_are_left_out(registry):
         {("kvtiers_future_total", ()): 1, (metrics.BLOCKS_EVICTED, ()): 1, ("x", ("y",)): -1},
         {("kvtiers_future", ()): 1},
     )
-    exporter(registry).apply(delta)
+    known = exporter(registry)
+    before = samples(registry)
+    known.apply(delta)
+    assert samples(registry) == before
+
+
+def samples(registry):
+    return [sample for metric in registry.collect() for sample in metric.samples]
 
 
 class Wrapper:

@@ -9,7 +9,7 @@ from kvtiers.model.errors import CapacityError, ConfigError
 from kvtiers.simulate.arrivals import ArrivalPlan
 from kvtiers.simulate.generate import Workload, generate
 from kvtiers.simulate.machine import MachinePlan
-from kvtiers.simulate.measures import Percentiles, Repeated, Timeline
+from kvtiers.simulate.measures import Percentiles, RunLengths, Timeline
 from kvtiers.simulate.replay import ReplayPlan, replay
 from kvtiers.simulate.trace import Trace
 
@@ -240,7 +240,7 @@ def test_percentiles_of_nothing_are_none():
 
 
 def test_what_repeats_is_kept_once_and_measured_as_if_it_were_not():
-    random, kept, plain = Random(1), Repeated(), []
+    random, kept, plain = Random(1), RunLengths(), []
     for _ in range(500):  # steps in which nearly all sequences waited for as long as each other
         values = [random.expovariate(1.0)] * random.randint(0, 60)
         values += [random.random() for _ in range(random.choice((0, 0, 0, 3)))]
@@ -249,8 +249,8 @@ def test_what_repeats_is_kept_once_and_measured_as_if_it_were_not():
     found, wanted = kept.percentiles(), Percentiles.of(plain)
     assert asdict(found) == pytest.approx(asdict(wanted), rel=1e-12)
     assert kept.num_kept < len(plain) / 5
-    assert Repeated().percentiles() == Percentiles()
-    kept = Repeated()
+    assert RunLengths().percentiles() == Percentiles()
+    kept = RunLengths()
     kept.extend([2.0])
     assert kept.percentiles() == Percentiles.of([2.0])
 

@@ -14,12 +14,13 @@ from kvtiers.engines.reference.settings import EngineSettings
 
 @dataclass(slots=True)
 class Claim:
-    """What one sequence of a request would hold.
+    """What one sequence needs in order to be admitted.
 
     Attributes:
-        shared: leading blocks that are in HBM, or that the sequence before it brings there.
-        num_local: tokens whose KV is in them already. num_new: blocks beside the shared ones.
-        load: what kvtiers would bring.
+        shared: ids of leading blocks that it need not take: of the first sequence those in the
+            prefix cache, of a group's others those of the prompt, once the first has them.
+        num_local: leading tokens whose KV is in shared blocks. num_new: blocks to take.
+        load: what kvtiers would bring into new blocks.
     """
 
     sequence: TokenSequence
@@ -31,12 +32,12 @@ class Claim:
 
 def fits(claims: Sequence[Claim], pool: BlockPool, watermark_blocks: int) -> bool:
     """Whether there is room above the watermark."""
-    num = sum(claim.num_new for claim in claims) + pool.num_held_by_none(claims[0].shared)
+    num = sum(claim.num_new for claim in claims) + pool.num_free_among(claims[0].shared)
     return pool.num_free - num >= watermark_blocks
 
 
 class Admission:
-    """Works out claims, and grants them; who comes first is not its business."""
+    """Works out what a request needs, and gives it that; it does not choose between requests."""
 
     def __init__(self, settings: EngineSettings, pool: BlockPool, tiers: LowerTiers) -> None:
         self._settings = settings
@@ -53,10 +54,10 @@ class Admission:
         return held == 0 or held + wanted <= share * self._settings.num_blocks
 
     def claims(self, request: Request) -> list[Claim]:
-        """Return what each of a request's sequences would hold.
+        """Return what each of a request's sequences needs.
 
-        The first one finds in HBM what the prefix cache has, but never its last token, whose
-        output is wanted. The others share the blocks of the prompt with it.
+        The first one shares what the prefix cache has of it, but never its last token, whose
+        output is wanted. The others share the full blocks of the prompt with the first.
         """
         settings, claims = self._settings, []
         head, *others = request.live
@@ -79,22 +80,23 @@ class Admission:
         return self._pool.hit(sequence.hashes, limit)
 
     def num_spare(self, request: Request) -> int:
-        """Return the blocks that a group will need once its sequences part: what of the prompt
-        they cannot share."""
+        """Return how many blocks a group has to keep in reserve until its sequences fork.
+
+        Each but the first then needs its own copy of the prompt's last blocks, which are not full
+        and cannot be shared. 0 for a single sequence, and once the group has forked.
+        """
         if len(request.sequences) > 1:
             return 0
         settings, num = self._settings, request.new.num_prompt_tokens
         whole = num // settings.hash_tokens * settings.blocks_per_hash
         return (request.new.num_sequences - 1) * (settings.blocks_for(num) - whole)
 
-    def find_loads(self, request: Request, claims: Sequence[Claim], *, reloads: bool) -> bool:
-        """Ask what kvtiers would bring; False where it has yet to find out.
+    def find_loads(self, request: Request, claims: Sequence[Claim]) -> bool:
+        """Ask kvtiers what it would bring, and note it in the claims.
 
-        Args:
-            reloads: otherwise nothing is brought, whatever there is.
+        Returns:
+            False where a store has yet to say what it holds: ask again in a later step.
         """
-        if not reloads:
-            return True
         size = self._settings.hash_tokens
         head = claims[0]
         for claim in claims:

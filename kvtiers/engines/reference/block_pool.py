@@ -14,9 +14,9 @@ NULL_BLOCK: Final = 0  # never handed out, so that an empty place in a table can
 class BlockPool:
     """Blocks 1 to ``num_blocks``, with reference counts and a prefix cache.
 
-    A free block keeps its content until it is handed out: the longest free leaves first, and of
-    one request the tail before the head. A hash names a run of `blocks_per_hash` blocks, which is
-    forgotten as soon as one of them is handed out.
+    Free blocks are handed out in the order in which they were freed, those of one request tail
+    first; until then they keep their content. A hash names a run of `blocks_per_hash` blocks, and
+    can be hit until one of them is handed out.
     """
 
     def __init__(self, num_blocks: int, blocks_per_hash: int = 1) -> None:
@@ -24,11 +24,12 @@ class BlockPool:
         self._per_hash = blocks_per_hash
         self._held: set[int] = set()
         self._more_refs: dict[int, int] = {}  # of held blocks: holders beside the first
-        # A block that a hit takes out of the middle leaves its place behind; those that it was
-        # left by since come after, so that of a block's places the last one counts.
+        # A free block that is hit keeps its entry in the queue, which is stale from then on: it is
+        # counted here, and skipped later. Freed again, the block is appended once more, so that
+        # of a block's entries the last one is valid.
         self._free = deque(range(1, num_blocks + 1))
-        self._left_places: dict[int, int] = {}
-        self._num_left_places = 0
+        self._stale: dict[int, int] = {}
+        self._num_stale = 0
         self.num_taken = 0  # blocks that were handed out so far
         self._runs: dict[bytes, Sequence[int]] = {}  # hash -> its blocks
         self._hash_of: dict[int, bytes] = {}  # each block of a run that is cached
@@ -38,7 +39,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds."""
-        return len(self._free) - self._num_left_places
+        return len(self._free) - self._num_stale
 
     @property
     def use(self) -> float:
@@ -64,14 +65,14 @@ class BlockPool:
             found += run
         return found
 
-    def num_held_by_none(self, block_ids: Iterable[int]) -> int:
-        """Return how many of some blocks are free: holding them takes as many from the pool."""
+    def num_free_among(self, block_ids: Iterable[int]) -> int:
+        """Return how many of some blocks are free: to hold all takes as many from the pool."""
         return len(set(block_ids).difference(self._held))
 
     # -- commands ---------------------------------------------------------------------
 
     def take(self, num: int) -> list[int]:
-        """Hand out new blocks; what they remembered is forgotten.
+        """Hand out free blocks; their content can no longer be hit.
 
         Raises:
             ProtocolError: there are fewer, and nothing was handed out.
@@ -82,8 +83,8 @@ class BlockPool:
         taken: list[int] = []
         while len(taken) < num:
             taken += [pop() for _ in range(num - len(taken))]
-            if not self._left_places.keys().isdisjoint(taken):
-                taken = [block_id for block_id in taken if not self._leaves_place(block_id)]
+            if not self._stale.keys().isdisjoint(taken):
+                taken = [block_id for block_id in taken if not self._drop_stale(block_id)]
         self._held.update(taken)
         self.num_taken += num
         for block_hash in set(map(self._hash_of.get, taken)):
@@ -92,23 +93,23 @@ class BlockPool:
         return taken
 
     def hold(self, block_ids: Iterable[int]) -> None:
-        """Hold blocks once more: those of a hit, or of a fork."""
-        held, more, left = self._held, self._more_refs, self._left_places
+        """Add a holder to blocks: after a hit, or for a forked sequence."""
+        held, more, stale = self._held, self._more_refs, self._stale
         for block_id in block_ids:
             if block_id in held:
                 more[block_id] = more.get(block_id, 0) + 1
             else:
-                left[block_id] = left.get(block_id, 0) + 1
-                self._num_left_places += 1
+                stale[block_id] = stale.get(block_id, 0) + 1
+                self._num_stale += 1
                 held.add(block_id)
-        if self._num_left_places > self.num_blocks:
+        if self._num_stale > self.num_blocks:
             self._sweep()
 
     def free(self, block_ids: Sequence[int]) -> None:
-        """Let go of a sequence's blocks.
+        """Take a holder off a sequence's blocks, which are given in the order of its tokens.
 
         Raises:
-            ProtocolError: nobody holds one of them.
+            ProtocolError: nobody holds one of them; nothing was changed.
         """
         held, more = self._held, self._more_refs
         if not held.issuperset(block_ids):
@@ -131,9 +132,9 @@ class BlockPool:
     def cache(
         self, block_ids: Sequence[int], hashes: Sequence[bytes], first: int, end: int
     ) -> None:
-        """Let others hit the runs ``first .. end - 1`` of a sequence; all of it is computed.
+        """Let others hit the runs ``first .. end - 1`` of a sequence, all of which is computed.
 
-        A hash that is cached already keeps its blocks.
+        A hash that can be hit already keeps its blocks.
         """
         size = self._per_hash
         for idx in range(first, end):
@@ -143,25 +144,25 @@ class BlockPool:
                 self._hash_of.update(dict.fromkeys(run, block_hash))
 
     def forget_all(self) -> None:
-        """Let nobody hit anything any more."""
+        """Empty the prefix cache; blocks stay held or free as they are."""
         self._runs.clear()
         self._hash_of.clear()
 
-    def _leaves_place(self, block_id: int) -> bool:
-        """Whether a place is one that was left, which counts it off."""
-        num = self._left_places.get(block_id, 0)
+    def _drop_stale(self, block_id: int) -> bool:
+        """Count a block's entry in the queue off if it is stale; returns whether it was."""
+        num = self._stale.get(block_id, 0)
         if not num:
             return False
-        self._num_left_places -= 1
+        self._num_stale -= 1
         if num > 1:
-            self._left_places[block_id] = num - 1
+            self._stale[block_id] = num - 1
         else:
-            del self._left_places[block_id]
+            del self._stale[block_id]
         return True
 
     def _sweep(self) -> None:
-        """Give up the places that were left."""
-        self._free = deque(b for b in self._free if not self._leaves_place(b))
+        """Remove all stale entries from the queue."""
+        self._free = deque(b for b in self._free if not self._drop_stale(b))
 
     def _forget(self, block_hash: bytes) -> None:
         for block_id in self._runs.pop(block_hash):

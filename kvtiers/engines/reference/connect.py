@@ -11,7 +11,7 @@ from kvtiers.connector.rank import RankFacts, WrapStore, build_host_rank, build_
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.worker import WorkerConnector
-from kvtiers.cost.prefill import PrefillSpeed
+from kvtiers.cost.hardware import rough_speed
 from kvtiers.cost.shapes import model_shape
 from kvtiers.engines.reference.model import ReferenceModel
 from kvtiers.engines.reference.paged_kv import PagedKV
@@ -22,9 +22,6 @@ from kvtiers.model.frame import VERSION
 from kvtiers.model.keys import Rank
 from kvtiers.model.layout import KVLayout
 
-# Until steps have been measured: one CPU core with AVX-512, a fast GPU at half its peak.
-_SEED_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
-_SEED_KV_BYTES: Final = {"cpu": 1.2e10, "cuda": 2e12}  # memory of one core, and of a fast GPU
 _SEED_STEP_SECONDS: Final = 0.001  # an order of magnitude, not measured
 
 
@@ -61,12 +58,7 @@ def connect(
         num_ranks=1,
         model=model_shape(model.shape.to_hf_config()),
         max_tokens_per_step=engine.max_tokens_per_step,
-        seed_speed=PrefillSpeed(
-            _SEED_STEP_SECONDS,
-            _SEED_FLOPS.get(device, _SEED_FLOPS["cuda"]),
-            kv_bytes_per_second=_SEED_KV_BYTES.get(device, _SEED_KV_BYTES["cuda"]),
-            kv_element_nbytes=model.shape.itemsize,
-        ),
+        seed_speed=rough_speed(device, _SEED_STEP_SECONDS, kv_element_nbytes=model.shape.itemsize),
         num_layer_ranges=engine.num_layer_ranges,
         instance=engine.instance,
     )

@@ -22,9 +22,10 @@ _DECODES_PER_LESSON: Final = 8
 class Engine:
     """Requests in, tokens out. Not thread-safe; the runner's clock is the only one.
 
-    Driving it is a loop: add what has arrived by `now`, `step` while there are unfinished
-    requests, `wait_until` the next arrival otherwise. After an exception that is not of `add`, only
-    `close` makes sense: requests and blocks are then as far as the step had come.
+    Driving it is a loop: `add` what has arrived by `now`, `step` while there are unfinished
+    requests, `wait_until` the next arrival otherwise; see `kvtiers.engines.reference.serving`.
+    After an exception from any method but `add`, only `close` may be called: the step was left in
+    the middle.
     """
 
     def __init__(self, settings: EngineSettings, runner: Runner) -> None:
@@ -34,10 +35,10 @@ class Engine:
         self._tiers = LowerTiers(settings, runner.connector)
         self.scheduler = Scheduler(settings, self.pool, self._tiers)
         self._outputs = Outputs(settings, self.pool, self._tiers)
-        self._thrash = ThrashDetector(has_tiers=self._tiers.there)
+        self._thrash = ThrashDetector(has_tiers=self._tiers.connected)
         self._requests: dict[str, Request] = {}
         self._loads: dict[str, Request] = {}  # by the sequence whose load is under way
-        self._over: list[Served] = []  # and not told yet
+        self._over: list[Served] = []  # finished since the last report
         self._num_steps = 0
 
     @property
@@ -65,12 +66,12 @@ class Engine:
         )
 
     def state(self, request_id: str) -> State:
-        """Return where a request stands; one that is unknown is over."""
+        """Return a request's state; FINISHED for an id that is not known (any more)."""
         request = self._requests.get(request_id)
         return State.FINISHED if request is None else request.state
 
     def holders(self) -> list[Request]:
-        """Return who holds blocks: running requests, and aborted ones that a load still writes."""
+        """Return the requests that hold blocks: running ones, and aborted ones being loaded."""
         loading = {id(request): request for request in self._loads.values()}
         running = {id(request): request for request in self.scheduler.running}
         return list((running | loading).values())
@@ -93,8 +94,7 @@ class Engine:
         self._tiers.arrived(first, num_local)
 
     def abort(self, request_id: str) -> None:
-        """End a request wherever it stands; the next step reports it. One that is unknown or
-        over is left alone."""
+        """End a request in any state; the next step reports it. Unknown ids are ignored."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -109,8 +109,8 @@ class Engine:
         """Schedule, run and take in one step.
 
         Args:
-            idle_until: until when at most a step without tokens waits for a load; None: for as
-                long as it takes to make progress.
+            idle_until: on the engine's clock, until when a step that computes nothing (all wait
+                for loads) may last; None: until something has happened.
         """
         started = self.now
         schedule = self.scheduler.schedule()
@@ -130,22 +130,26 @@ class Engine:
         return self._report(schedule, taken, started)
 
     def wait_until(self, seconds: float) -> None:
-        """Let time pass without work, as far as a time on the clock; offloads go on.
+        """Let time pass until `seconds` on the engine's clock; kvtiers' offloads go on meanwhile.
 
-        For an engine without unfinished requests; who was aborted is told by the next step.
+        For an engine without unfinished requests. Requests that were aborted are reported by the
+        next step.
         """
         while self.runner.connector is not None and self.runner.connector.busy:
             if self.now >= seconds:
                 return
-            finished = self.step(idle_until=seconds).finished  # which empties what was over
-            self._over += finished
+            finished = self.step(idle_until=seconds).finished
+            self._over += finished  # the next `step` reports them
         self.runner.wait_until(seconds)
 
     def settle(self, seconds: float = 60.0) -> None:
         """Run idle steps until kvtiers has nothing left to do; see `wait_until`.
 
+        Args:
+            seconds: of real time, for which that may take.
+
         Raises:
-            ProtocolError: it still has after so long, by the machine's clock.
+            ProtocolError: it took longer.
         """
         until = time.monotonic() + seconds
         while self.runner.connector is not None and self.runner.connector.busy:
@@ -157,10 +161,13 @@ class Engine:
     def reset(self) -> bool:
         """Serve nothing from caches that was computed before, as after a change of weights.
 
-        Running requests are computed again. Returns whether a later life will know of it.
+        Running requests are computed again.
+
+        Returns:
+            whether a later start over the same stores will know of it.
         """
         for request in reversed(list(self.scheduler.running)):
-            if request.loading:  # its load is told off, and it begins anew once that has ended
+            if request.loading:  # what it loads is void, and it begins anew once that has ended
                 self._outputs.void(request)
             else:
                 self.scheduler.restart(request)
@@ -188,7 +195,7 @@ class Engine:
                 f"request {name!r} has {request.num_prompt_tokens} + {request.max_tokens} tokens, "
                 f"max_model_len is {settings.max_model_len}; shorten it, or raise that"
             )
-        if request.num_sequences > 1 and not self._tiers.there:
+        if request.num_sequences > 1 and not self._tiers.connected:
             raise ConfigError(
                 f"request {name!r} has {request.num_sequences} sequences: such a group can only be "
                 "swapped, which needs kvtiers; configure it, or ask for one sequence"
@@ -218,7 +225,7 @@ class Engine:
                 self._loads[sequence.sequence_id] = request
 
     def _settle_loads(self, schedule: Schedule, result: StepResult) -> None:
-        """Keep of what was loaded what came before the first failed block."""
+        """Take in the loads that are over; of one that failed, keep what precedes the failure."""
         failed = result.loaded.failed_blocks
         for name in result.loaded.request_ids:
             request = self._loads.pop(name)
@@ -230,7 +237,12 @@ class Engine:
                 self._outputs.lose(request, sequence, failed, schedule)
 
     def _tell(self, work: StepWork, num_tokens: int, result: StepResult, *, told: bool) -> None:
-        """Let kvtiers learn from a step of so many tokens."""
+        """Tell kvtiers how long a step took, what ranks answered, and that it has ended.
+
+        Args:
+            told: whether kvtiers was told that the step computes something: only then does it
+                wait for the end.
+        """
         connector = self.runner.connector
         if connector is None:
             return

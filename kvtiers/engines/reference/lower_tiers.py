@@ -1,4 +1,4 @@
-"""What the reference scheduler asks kvtiers, and tells it."""
+"""What the reference engine asks kvtiers, and tells it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ NOTHING: Final = Reload(0, asynchronous=False)
 class LowerTiers:
     """kvtiers below one engine; without it, nothing is ever found and victims are recomputed.
 
-    Of a run of engine blocks that travel as one, kvtiers knows the first by name.
+    Where several engine blocks travel as one (`EngineSettings.blocks_per_hash`), kvtiers is given
+    the id of the first of them.
     """
 
     def __init__(self, settings: EngineSettings, connector: SchedulerConnector | None) -> None:
         self._settings = settings
         self._connector = connector
         self._per_hash = settings.blocks_per_hash
-        # Of each engine block, under which name kvtiers last knew the run that it lies in.
+        # Engine block to the id under which kvtiers last knew the run that it lies in.
         self._run_of = [NULL_BLOCK] * (settings.num_blocks + 1)
         self._written: set[int] = set()
-        self._preempted: dict[str, int] = {}  # whom to copy down, and of how many leading blocks
+        self._preempted: dict[str, int] = {}  # swapped sequences to leading blocks to copy down
 
     @property
-    def there(self) -> bool:
-        """Whether there is kvtiers."""
+    def connected(self) -> bool:
+        """Whether kvtiers lies below the engine."""
         return self._connector is not None
 
     # -- questions --------------------------------------------------------------------
 
     def reloadable(self, request: Request, sequence: TokenSequence, num_local: int) -> Reload:
-        """Return how many tokens beyond those in HBM can be reloaded; None: ask again."""
+        """Return how many tokens beyond the `num_local` in HBM can be reloaded.
+
+        Its `num_tokens` is None while a store has yet to answer: ask again in a later step.
+        """
         forced = self._settings.preemption is PreemptMode.RECOMPUTE
         if self._connector is None or (forced and request.num_recomputes):
             return NOTHING
@@ -48,8 +52,13 @@ class LowerTiers:
         )
 
     def swap(self, request: Request, num_tokens: int, around: Surroundings) -> PreemptPlan | None:
-        """Return how to swap a victim that leaves others behind, None to recompute it; asked when
-        it gives way, and when it returns and meets others."""
+        """Return how to swap a preempted request; None: compute it again.
+
+        Asked when it is preempted, and once more when it returns.
+
+        Args:
+            num_tokens: computed ones of its first sequence. around: what the engine does beside it.
+        """
         if self._connector is None:
             return None
         name, mode = request.live[0].sequence_id, self._settings.preemption
@@ -59,18 +68,18 @@ class LowerTiers:
     # -- commands ---------------------------------------------------------------------
 
     def arrived(self, sequence: TokenSequence, num_local: int) -> None:
-        """Note a new sequence; what it will reload from stores may come ahead of it."""
+        """Note a new sequence, and let kvtiers prefetch what it will reload from stores."""
         if self._connector is not None:
             self._connector.arrived(sequence.sequence_id, sequence.hashes)
             self._connector.prefetch(sequence.sequence_id, sequence.num_known, num_local)
 
     def forked(self, sequence: TokenSequence) -> None:
-        """Note a sequence that begins in the middle."""
+        """Note a sequence that was forked from a group's first one."""
         if self._connector is not None:
             self._connector.arrived(sequence.sequence_id, sequence.hashes)
 
     def allocated(self, sequence: TokenSequence, num_local: int, load: Reload) -> None:
-        """Note an admission, whose blocks are in the sequence's table; its load begins."""
+        """Note that a sequence was given its blocks, those of its table; its load begins."""
         if self._connector is None:
             return
         connector = self._connector
@@ -78,27 +87,28 @@ class LowerTiers:
         connector.allocated(sequence.sequence_id, [self.table(sequence)], num_local, load)
 
     def swapped(self, request: Request, num_blocks: int) -> None:
-        """Copy down what of the leading blocks is not below yet; it is reloaded later, whatever the
-        planner thinks: that the way down was gone is decided."""
+        """Note a swapped request: its leading blocks are copied down, unless they are below.
+
+        kvtiers will offer all of them for a reload, whatever it predicts by then.
+        """
         assert self._connector is not None, "nothing can be swapped without kvtiers"
         for sequence in request.live:
             self._preempted[sequence.sequence_id] = num_blocks
             self._connector.swapped(sequence.sequence_id)
 
     def dropped(self, sequence: TokenSequence) -> None:
-        """Forget the KV of a sequence that will be computed again: it is not copied down."""
+        """Note a preempted sequence that is computed again: its blocks are not copied down."""
         if self._connector is not None:
             self._connector.finished(sequence.sequence_id, ())
             self._connector.arrived(sequence.sequence_id, sequence.hashes)
 
     def finished(self, sequence: TokenSequence) -> None:
-        """Note the end of a sequence, before its blocks are freed; what of it was told to be
-        computed may be kept below."""
+        """Note the end of a sequence, before its blocks are freed; kvtiers may offload them."""
         if self._connector is not None:
             self._connector.finished(sequence.sequence_id, [self.table(sequence)])
 
     def will_write(self, block_ids: Sequence[int]) -> None:
-        """Note engine blocks whose content changes: whoever still copies them comes first."""
+        """Note engine blocks that are going to be overwritten: copies of them come first."""
         if self._connector is None:
             return
         if self._per_hash == 1:
@@ -113,7 +123,14 @@ class LowerTiers:
         work: Mapping[str, tuple[Request, TokenSequence, int]],
         num_scheduled_tokens: int,
     ) -> StepOrders | None:
-        """Return what ranks have to do around the step that the arguments describe."""
+        """Return what ranks have to do around a step; None without kvtiers.
+
+        Args:
+            num_computed_tokens: sequence id to the tokens computed once the step is done; see
+                `Outputs.prepare`.
+            work: sequence id to all that the step computes; see `Schedule.work`.
+            num_scheduled_tokens: of the whole step.
+        """
         if self._connector is None:
             return None
 
@@ -122,13 +139,20 @@ class LowerTiers:
 
         written, self._written = self._written, set()
         preempted, self._preempted = self._preempted, {}
-        num_tokens = num_scheduled_tokens
         return self._connector.schedule(
-            Step(num_computed_tokens, written, preempted, block_ids, num_tokens, work, preempted)
+            Step(
+                num_computed_tokens=num_computed_tokens,
+                overwritten=written,
+                preempted=preempted,
+                block_ids=block_ids,
+                num_scheduled_tokens=num_scheduled_tokens,
+                running=work,
+                num_copied_blocks=preempted,
+            )
         )
 
     def table(self, sequence: TokenSequence) -> list[int]:
-        """Return the blocks of a sequence as kvtiers names them."""
+        """Return the ids under which kvtiers knows a sequence's blocks."""
         size, block_ids, run_of = self._per_hash, sequence.block_ids, self._run_of
         if size == 1:
             return list(block_ids)

@@ -1,4 +1,4 @@
-"""An engine on paper: the reference scheduler and the real control of kvtiers, on modelled time."""
+"""The modelled engine: the reference scheduler and kvtiers' real control, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -9,18 +9,8 @@ from typing import Final
 from kvtiers.connector.build import slots_for
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
-from kvtiers.cost.hardware import Hardware, Storage
-from kvtiers.cost.links import (
-    HBM_SEED,
-    STORE_READ_SEEDS,
-    STORE_WRITE_SEEDS,
-    LinkSeed,
-    StoreKind,
-    offload_link,
-    read_link,
-    reload_link,
-    write_link,
-)
+from kvtiers.cost.hardware import Hardware, Storage, catalogued_seeds
+from kvtiers.cost.links import HBM_SEED, LinkSeed, StoreKind, built_in_seeds, reload_link
 from kvtiers.cost.prefill import ModelShape, PrefillSpeed
 from kvtiers.cost.steps import StepModel
 from kvtiers.engines.reference.engine import Engine
@@ -37,7 +27,7 @@ from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config
 from kvtiers.model.config_tiers import LmdbTier, StoreTier
 from kvtiers.model.errors import CapacityError
-from kvtiers.model.frame import ALIGNMENT
+from kvtiers.model.frame import slot_nbytes_of
 from kvtiers.model.keys import Rank
 from kvtiers.model.messages import Hello, StoreHello
 from kvtiers.model.units import format_size, whole_mib
@@ -47,17 +37,17 @@ _FINGERPRINT: Final = b"kvtiers modelled engine".ljust(32, b"\0")
 
 @dataclass(frozen=True, slots=True)
 class ModelledMachine:
-    """What an engine on paper runs on. All its ranks are alike, so that one stands for all.
+    """What a modelled engine runs on. All its ranks are alike, so that one stands for all.
 
     Attributes:
         model: what a token costs to compute. speed: of all ranks together.
         kv_nbytes_per_token: of one rank, over all layers.
-        links: by name, "dram>hbm", "hbm>dram", "STORE>dram" and "dram>STORE", of one rank and for
-            one engine block a piece; those that are missing have the seeds of the cost model.
+        links: by name, "dram>hbm", "hbm>dram", "STORE>dram" and "dram>STORE", of one rank; a
+            piece is one engine block. Those that are missing have the cost model's seeds.
         num_ranks: workers that share capacities. sequence_seconds: see `StepModel`.
-        acceptance: chance that a speculative token is right. seed: of those chances.
-        steps: measured, which count instead of `speed`.
-        hand_over: measured, what reloads take beside their links; nothing where it is not known.
+        acceptance: chance that a speculative token is accepted. seed: of the random numbers.
+        steps: a measured model, in place of `speed`.
+        hand_over: measured; nothing where it is not known.
     """
 
     model: ModelShape
@@ -86,24 +76,17 @@ class ModelledMachine:
         Args:
             stores: by the tier's name.
         """
-        per_copy = hardware.seconds_per_copy.value
-        host = LinkSeed(per_copy, per_copy, hardware.host_bandwidth.value)
-        links = {offload_link(): host, reload_link(): host}
-        for name, it in stores.items():
-            fixed = it.latency_seconds.value, it.seconds_per_piece.value
-            links[read_link(name)] = LinkSeed(*fixed, it.read_bandwidth.value / num_ranks)
-            links[write_link(name)] = LinkSeed(*fixed, it.write_bandwidth.value / num_ranks)
         speed = hardware.speed(model, dtype, num_ranks)
         return cls(
             model=model,
             speed=replace(speed, kv_element_nbytes=kv_element_nbytes),
             kv_nbytes_per_token=model.kv_nbytes_per_token(kv_element_nbytes, num_ranks),
-            links=links,
+            links=catalogued_seeds(hardware, stores, num_ranks=num_ranks),
             num_ranks=num_ranks,
         )
 
     def step_model(self) -> StepModel:
-        """Return what its steps take."""
+        """Return the model of its steps' times."""
         return self.steps or StepModel(self.speed, self.model, self.sequence_seconds)
 
 
@@ -126,7 +109,7 @@ def modelled_engine(
     block_nbytes = settings.hash_tokens * machine.kv_nbytes_per_token
     hello = _hello(settings, machine, config)
     shared = {
-        tier.name: SharedStore(_frames(config, tier, machine, hello))
+        tier.name: SharedStore(_num_frames(config, tier, machine, hello.slot_nbytes))
         for tier in config.stores
         if isinstance(tier, LmdbTier)
     }
@@ -146,10 +129,10 @@ def modelled_engine(
 
 
 def check_tiers(settings: EngineSettings, machine: ModelledMachine, config: Config) -> None:
-    """See whether each tier holds a block, before anything is built.
+    """Check that each tier holds a block, before anything is built.
 
     Raises:
-        CapacityError: one does not; its `path` is the key that is to blame.
+        CapacityError: one does not; the error's `path` is the key of the configuration.
     """
     _hello(settings, machine, config)
 
@@ -169,42 +152,44 @@ def _shape(settings: EngineSettings, machine: ModelledMachine) -> EngineShape:
 
 
 def _hello(settings: EngineSettings, machine: ModelledMachine, config: Config) -> Hello:
-    """Return what one of the ranks would say."""
+    """Return the hello of one of the ranks.
+
+    Raises:
+        CapacityError: a tier does not hold one block.
+    """
     payload = settings.block_size * machine.kv_nbytes_per_token
-    frame = ALIGNMENT + -(-payload // ALIGNMENT) * ALIGNMENT
-    slot_nbytes = frame * settings.blocks_per_hash
-    hello = Hello(
+    slot_nbytes = slot_nbytes_of(payload) * settings.blocks_per_hash
+    num_slots = slots_for(config, machine.num_ranks, slot_nbytes)
+    frames = {it.name: _num_frames(config, it, machine, slot_nbytes) for it in config.stores}
+    shared = {it.name for it in config.stores if isinstance(it, LmdbTier)}
+    return Hello(
         rank=Rank(),
         fingerprint=_FINGERPRINT,
-        num_slots=slots_for(config, machine.num_ranks, slot_nbytes),
+        num_slots=num_slots,
         slot_nbytes=slot_nbytes,
         payload_nbytes=(payload * settings.blocks_per_hash,),
         pinned=True,
-        stores={},
+        stores={name: StoreHello(None if name in shared else num) for name, num in frames.items()},
     )
-    for tier in config.stores:
-        num = _frames(config, tier, machine, hello)
-        shared = isinstance(tier, LmdbTier)
-        hello.stores[tier.name] = StoreHello(None if shared else num)  # type: ignore[index]
-    return hello
 
 
-def _frames(config: Config, tier: StoreTier, machine: ModelledMachine, hello: Hello) -> int:
-    num_frames = tier.capacity // machine.num_ranks // hello.slot_nbytes
+def _num_frames(config: Config, tier: StoreTier, machine: ModelledMachine, slot_nbytes: int) -> int:
+    """Return the frames of one rank that a store holds.
+
+    Raises:
+        CapacityError: none.
+    """
+    num_frames = tier.capacity // machine.num_ranks // slot_nbytes
     if num_frames < 1:
-        least = whole_mib(machine.num_ranks * hello.slot_nbytes)
+        least = whole_mib(machine.num_ranks * slot_nbytes)
         raise CapacityError(
             f"{format_size(tier.capacity)} over {machine.num_ranks} rank(s) does not hold one "
-            f"frame of {hello.slot_nbytes} bytes; write at least {least}",
+            f"frame of {slot_nbytes} bytes; write at least {least}",
             ("tiers", config.tiers.index(tier), "capacity"),
         )
     return num_frames
 
 
 def _link_seeds(machine: ModelledMachine, config: Config) -> dict[str, LinkSeed]:
-    seeds = {offload_link(): HBM_SEED, reload_link(): HBM_SEED}
-    for tier in config.stores:
-        kind = StoreKind(tier.kind)
-        seeds[read_link(tier.name)] = STORE_READ_SEEDS[kind]
-        seeds[write_link(tier.name)] = STORE_WRITE_SEEDS[kind]
+    seeds = built_in_seeds({tier.name: StoreKind(tier.kind) for tier in config.stores})
     return seeds | dict(machine.links)

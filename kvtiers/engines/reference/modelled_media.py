@@ -1,4 +1,4 @@
-"""Links and shared stores on paper: who is served when, and what is where."""
+"""Modelled links and shared stores: when a transfer ends, and which frames a store holds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class HandOver:
     """What a reload takes beside its links and the steps around it, as measured on an engine.
 
     Attributes:
-        plan_seconds: of the scheduler, for each reload that it begins.
-        idle_seconds: of a step around its tokens, where it begins reloads and computes none; a
-            step that computes has that in its own time.
-        notice_seconds: between the end of a reload's last copy and its answer, unless the step
-            itself waits for it.
+        plan_seconds: that the scheduler takes for each reload that it begins.
+        idle_seconds: that a step takes which begins reloads and computes no token; other steps
+            have it in their own time.
+        notice_seconds: from a reload's last copy to its answer, unless the step waits for it.
     """
 
     plan_seconds: float = 0.0
@@ -32,7 +31,7 @@ class HandOver:
     notice_seconds: float = 0.0
 
     def before_step(self, num_loads: int, *, computes: bool) -> float:
-        """Return what passes before a step's orders go out, because of the reloads among them."""
+        """Return the seconds that the reloads of a step take before its orders go out."""
         idle = 0.0 if computes or not num_loads else self.idle_seconds
         return idle + num_loads * self.plan_seconds
 
@@ -41,10 +40,14 @@ NO_HAND_OVER: Final = HandOver()
 
 
 class ModelledLink:
-    """One direction of one way: jobs one after another, in the order they were asked for.
+    """One link in one direction, which serves one job after another, first come, first served.
+
+    Attributes:
+        per_block: seconds of a block beside the job's latency. free_at: when the queue is empty.
 
     Args:
-        seed: of pieces. pieces_per_block: pieces that one block consists of.
+        seed: latency, seconds a piece, bandwidth. block_nbytes: of one block.
+        pieces_per_block: pieces that one block consists of.
     """
 
     def __init__(self, seed: LinkSeed, block_nbytes: int, pieces_per_block: int) -> None:
@@ -54,23 +57,24 @@ class ModelledLink:
         self.free_at = 0.0
 
     def seconds(self, num_blocks: int) -> float:
-        """Return what a job takes on an idle link."""
+        """Return the seconds of a job on an idle link; 0 for one without blocks."""
         return self._latency + num_blocks * self.per_block if num_blocks else 0.0
 
     def begins(self, now: float, num_blocks: int, until: float) -> int:
-        """Return how many of a job's blocks begin before a time, if it is asked for now."""
+        """Return how many blocks of a job that is queued now begin before the time `until`."""
         left = until - max(now, self.free_at) - self._latency
         if left <= 0:
             return 0
-        return (
-            num_blocks if self.per_block == 0 else min(num_blocks, int(left / self.per_block) + 1)
-        )
+        if self.per_block == 0:
+            return num_blocks
+        return min(num_blocks, int(left / self.per_block) + 1)
 
     def serve(self, now: float, num_blocks: int) -> float:
-        """Queue a job; returns when it is through."""
-        if num_blocks:
-            self.free_at = max(now, self.free_at) + self.seconds(num_blocks)
-        return max(now, self.free_at) if num_blocks else now
+        """Queue a job; returns the time at which it ends."""
+        if not num_blocks:
+            return now
+        self.free_at = max(now, self.free_at) + self.seconds(num_blocks)
+        return self.free_at
 
 
 class SharedStore:
@@ -81,21 +85,21 @@ class SharedStore:
         self._frames: OrderedDict[BlockKey, None] = OrderedDict()
 
     def put(self, key: BlockKey) -> None:
-        """Store a frame, or use it once more."""
+        """Store a frame; of one that is there, note the access."""
         self._frames[key] = None
         self._frames.move_to_end(key)
         if len(self._frames) > self._num_frames:
             self._frames.popitem(last=False)
 
     def read(self, key: BlockKey) -> bool:
-        """Use a frame; whether it is there."""
+        """Return whether a frame is there, and note the access."""
         if key not in self._frames:
             return False
         self._frames.move_to_end(key)
         return True
 
     def holds(self, key: BlockKey) -> bool:
-        """Whether a frame is there."""
+        """Whether a frame is there; no access."""
         return key in self._frames
 
     def forget(self, keys: Iterable[BlockKey]) -> None:
@@ -117,7 +121,9 @@ class SharedStore:
 
 
 class ModelledLasting:
-    """Answers control's questions about shared stores, a moment after they were asked.
+    """What outlives a modelled engine: shared stores, whose contents control asks about.
+
+    An answer is ready at once, and told when control next listens: in a later step.
 
     Attributes:
         generation: what frames are named with; a reset begins another.

@@ -1,4 +1,4 @@
-"""A worker's rank on paper: takes orders, and answers them when its links would be done."""
+"""The modelled rank: takes orders, and answers them when its links would be done."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Rows = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """One hop of a job that ends at some time."""
+    """The answer to one hop of a job, kept until it is due."""
 
     transfer: Transfer
     hop: str
@@ -47,10 +47,11 @@ class _Event:
 
 @dataclass(slots=True)
 class _Promotion:
-    """A promotion that is not through.
+    """A promotion that is not complete.
 
     Attributes:
-        portions: link and blocks, of what has not begun. done: when what has begun is there.
+        portions: those not begun: the link's name, and rows of the transfer. done: when all that
+            have begun are there.
     """
 
     transfer: Transfer
@@ -62,17 +63,18 @@ class _Promotion:
 
 
 class ModelledRank:
-    """Bytes that are counted and never moved.
+    """A rank whose bytes are counted and never moved.
 
-    Each link serves one job after another, the two directions of a way apart. Blocks of several
-    tiers come at once; of a store some at a time, and the last ones still have to go to HBM.
-    Promotions read some blocks whenever their link has nothing else to do.
-    A block that another job still brings to the slab is waited for. Whoever has not begun by its
-    deadline is given up, as a rank does.
+    Each link serves one job after another, and each of its two directions is a link of its own.
+    The blocks of a load that lie on several tiers come at the same time. Those of a store come in
+    portions, as a real rank reads them, and the last portion still has to be copied to HBM. A
+    promotion reads a portion whenever its link is idle. A load waits for blocks that another job
+    is still bringing to the slab. Blocks that have not begun by their deadline are given up.
 
     Args:
-        links: by name. block_nbytes: of a block on this rank. pieces_per_block: of a block.
-        shared: what stores hold that evict by themselves; all others hold what control ordered.
+        links: by name. block_nbytes: of a block on this rank.
+        pieces_per_block: engine blocks that one block consists of.
+        shared: the stores that evict by themselves, by name; all others hold what control ordered.
         num_slots: of the slab. notice_seconds: see `HandOver`.
     """
 
@@ -102,7 +104,7 @@ class ModelledRank:
     # -- orders -----------------------------------------------------------------------
 
     def begin_step(self, orders: StepOrders, now: float) -> float:
-        """Take in what precedes the forward pass; returns when that may begin."""
+        """Take in what precedes a step's forward pass; returns the time at which it may begin."""
         self._promote(now)
         self._epoch = max(self._epoch, orders.epoch)
         for forget in orders.forgets:
@@ -131,7 +133,7 @@ class ModelledRank:
             self._store(transfer, now)
 
     def _load(self, transfer: Transfer, now: float, notice_seconds: float) -> None:
-        """Bring blocks to HBM, and answer some time later."""
+        """Move the blocks of a reload to HBM; it is answered `notice_seconds` after the last."""
         until, stored, done = now + transfer.deadline, 0, now
         links: list[Link] = []
         outcomes, found = self._sources(transfer)
@@ -153,7 +155,7 @@ class ModelledRank:
         self._push(done + notice_seconds, _Event(transfer, HBM, outcomes, True, tuple(links)))
 
     def _sources(self, transfer: Transfer) -> tuple[UInt8s, list[tuple[str, Rows]]]:
-        """Return what is to become of each block if all goes well, and which a store brings."""
+        """Return the outcome of each block if all are in time, and by store the rows it brings."""
         rows = transfer.sources.astype(np.int64)
         outcomes = np.full(len(rows), Outcome.OK, np.uint8)
         if not len(transfer.window):
@@ -168,7 +170,7 @@ class ModelledRank:
         return outcomes, by_store
 
     def _queue_promotion(self, transfer: Transfer, now: float) -> None:
-        """Let blocks be brought to the slab when there is nothing better to do."""
+        """Queue a promotion's portions, to be read when their links are idle."""
         outcomes, found = self._sources(transfer)
         size = self._num_together
         portions = deque(
@@ -181,7 +183,7 @@ class ModelledRank:
         self._promotions.append(_Promotion(transfer, now, outcomes, portions, [], now))
 
     def _promote(self, now: float) -> None:
-        """Begin what promotions would have begun by now."""
+        """Begin the portions of promotions whose turn has come by now."""
         while self._promotions and self._next_portion()[0] <= now:
             self._bring_portion()
 
@@ -211,14 +213,14 @@ class ModelledRank:
             self._push(job.done + self._notice_seconds, event)
 
     def _note_filling(self, transfer: Transfer, name: str, rows: Rows, end: float) -> None:
-        """Note when slots that a store fills have their bytes: some at a time."""
+        """Note when each slot that a store fills has its bytes: portion by portion."""
         num, together = len(rows), self._num_together
         left = num - np.minimum((np.arange(num) // together + 1) * together, num)
         slots, times = transfer.slots[rows], end - left * self._links[name].per_block
         self._filled_at[slots[slots != NO_SLOT]] = times[slots != NO_SLOT]
 
     def _coming(self, transfer: Transfer, rows: Rows, now: float) -> tuple[int, float]:
-        """Return how many blocks of the slab other jobs still bring there, and until when."""
+        """Return how many of a load's blocks other jobs still bring to the slab, and until when."""
         slots = transfer.slots[rows[transfer.sources[rows] == 0]]
         while np.isinf(self._filled_at[slots]).any() and self._promotions:
             self._bring_portion()
@@ -226,7 +228,7 @@ class ModelledRank:
         return int((filled_at > now).sum()), float(filled_at.max(initial=now))
 
     def _store(self, transfer: Transfer, now: float) -> None:
-        """Copy blocks down, and on to their stores."""
+        """Copy blocks from HBM to the slab if it is an offload, and from there to stores."""
         num = transfer.num_blocks
         outcomes = np.full(num, Outcome.OK, np.uint8)
         until, end = now + transfer.deadline, now
@@ -250,7 +252,7 @@ class ModelledRank:
             self._push(end, _Event(transfer, name, mine, last, tuple(links)))
 
     def _lacking(self, transfer: Transfer, name: str, rows: Rows) -> Rows:
-        """Return which rows have to be written: of what a shared store holds it notes the use."""
+        """Return which rows have to be written: those that a shared store does not hold."""
         store = self._shared.get(name)
         if store is None:
             return rows
@@ -258,7 +260,7 @@ class ModelledRank:
         return np.array([row for row in rows.tolist() if not store.holds(keys[row])], np.intp)
 
     def _find(self, transfer: Transfer, name: str, rows: Rows) -> tuple[Rows, Rows]:
-        """Return which rows a store has, and which it has not."""
+        """Return which rows a store has, noting the access, and which it has not."""
         store = self._shared.get(name)
         if store is None:
             return rows, rows[:0]
@@ -269,7 +271,11 @@ class ModelledRank:
     def _serve(
         self, name: str, now: float, rows: Rows, outcomes: UInt8s, until: float, links: list[Link]
     ) -> float:
-        """Move rows over a link; those that do not begin in time are given up."""
+        """Move rows over a link; those that do not begin by `until` time out.
+
+        Returns:
+            when the others are through.
+        """
         link = self._links[name]
         num = link.begins(now, len(rows), until)
         outcomes[rows[num:]] = Outcome.TIMED_OUT
@@ -295,7 +301,7 @@ class ModelledRank:
         """Return what has ended by now.
 
         Args:
-            sync: loads within the step, which no request waits for.
+            sync: loads within the step, which are over with it and not reported by request.
         """
         self._promote(now)
         completions: list[Completion] = []

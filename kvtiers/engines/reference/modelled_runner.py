@@ -1,4 +1,4 @@
-"""Runs the reference engine's steps on paper: a virtual clock that the cost model moves."""
+"""Runs the reference engine's steps on a virtual clock, which a model of their times moves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class ModelledRunner:
     """Nothing is computed or copied; time passes as if it were.
 
     Args:
-        rank: takes kvtiers' orders; None without kvtiers. acceptance: chance of a guessed token.
+        rank: takes kvtiers' orders; None without kvtiers. lasting: its shared stores.
+        acceptance: chance that a speculative token is accepted. seed: of the random numbers.
         hand_over: what reloads take beside their links.
     """
 
@@ -96,7 +97,7 @@ class ModelledRunner:
         self._connector = None
 
     def _idle(self, until: float | None) -> None:
-        """Wait for what ends next; where nothing runs, or an answer lies ready, look again."""
+        """Wait for the next event; where there is none, or an answer lies ready, for a tick."""
         event = None if self._rank is None else self._rank.next_event
         if event is None or (self._lasting is not None and self._lasting.pending):
             event = self._now + _TICK_SECONDS

@@ -43,8 +43,12 @@ class OneRequestSettings:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A forward pass: its new tokens, those before them, and how long it took, what it waited for
-    a load included."""
+    """One forward pass.
+
+    Attributes:
+        num_tokens: computed. num_context_tokens: before them, whose KV was there.
+        seconds: including what it waited for a load.
+    """
 
     num_tokens: int
     num_context_tokens: int
@@ -53,7 +57,7 @@ class MeasuredStep:
 
 @dataclass(slots=True)
 class Generated:
-    """What came of a request.
+    """What one request has generated, and what was measured of it.
 
     Attributes:
         token_ids: generated, greedily. ttft_seconds: from its arrival to the first of them.
@@ -87,7 +91,7 @@ class _Request:
 
 
 class OneRequestEngine:
-    """Prefill in chunks, decode greedily; blocks are forgotten as soon as a request ends.
+    """Prefills in chunks and decodes greedily; HBM keeps nothing of a request that has ended.
 
     Args:
         config: the tiers below; None runs without kvtiers. What its `reload.layer_ranges` says is
@@ -139,10 +143,12 @@ class OneRequestEngine:
         """Run one request to its end.
 
         Args:
-            max_reloaded_blocks: the rest is computed, whatever is stored of it.
+            num_tokens: to generate; at least 1.
+            max_reloaded_blocks: what lies behind them is computed, whatever is stored of it.
 
         Raises:
             CapacityError: it does not fit the KV.
+            ConfigError: there is no prompt, or nothing to generate.
         """
         request = self._admit(prompt, num_tokens)
         try:
@@ -165,8 +171,11 @@ class OneRequestEngine:
     def settle(self, seconds: float = 60.0) -> None:
         """Run idle steps until kvtiers has nothing left to do.
 
+        Args:
+            seconds: that it may take.
+
         Raises:
-            ProtocolError: it still has after so long.
+            ProtocolError: it took longer.
         """
         until = time.monotonic() + seconds
         while self.scheduler is not None and self.scheduler.busy:
@@ -187,7 +196,9 @@ class OneRequestEngine:
         # The last token is returned, not computed.
         num_blocks = -(-(len(prompt) + num_tokens - 1) // size)
         if not prompt or num_tokens < 1:
-            raise ValueError(f"{num_tokens} tokens after a prompt of {len(prompt)}: needs both")
+            raise ConfigError(
+                f"{len(prompt)} prompt tokens, {num_tokens} to generate; each must be at least 1"
+            )
         if num_blocks > len(self._free):
             raise CapacityError(
                 f"{len(prompt)} + {num_tokens} tokens need {num_blocks} blocks, the KV has "
@@ -234,7 +245,7 @@ class OneRequestEngine:
                 return
 
     def _lose(self, request: _Request, failed_blocks: frozenset[int]) -> bool:
-        """Keep what lies before the first failed block; whether there was one."""
+        """Keep what lies before the first failed block; returns whether there was one."""
         failed = [i for i, block in enumerate(request.block_ids) if block in failed_blocks]
         if not failed:
             return False
@@ -246,7 +257,7 @@ class OneRequestEngine:
         return True
 
     def _compute(self, request: _Request) -> None:
-        """Run one step of the request, and take its token if it was the last of the known."""
+        """Run one step of the request, and take its token if all known ones are computed."""
         start = request.num_computed
         end = min(len(request.tokens), start + self.settings.max_tokens_per_step)
         num_known = len(request.tokens)
@@ -298,7 +309,7 @@ class OneRequestEngine:
     def _begin_step(
         self, num_computed: dict[str, int], num_tokens: int, block_ids: Sequence[int]
     ) -> bool:
-        """Begin a step; whether its forward pass waits for a load."""
+        """Begin a step; returns whether its forward pass waits for a load."""
         if self.scheduler is None or self.worker is None:
             return False
         orders: StepOrders = self.scheduler.schedule(

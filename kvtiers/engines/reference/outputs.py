@@ -1,4 +1,4 @@
-"""What a step's outcome means for its requests."""
+"""Turns a schedule into work for the runner, and what the runner returns into output tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _sequence_work: Final = partial(tuple.__new__, SequenceWork)  # its constructor 
 
 @dataclass(slots=True)
 class Taken:
-    """What requests got in a step; see `StepReport`."""
+    """What requests got in a step; see `StepReport`.
+
+    Attributes:
+        num_again: of the tokens computed, those that had been computed before a preemption.
+    """
 
     num_tokens: dict[str, int] = field(default_factory=dict)
     num_output_tokens: int = 0
@@ -44,8 +48,12 @@ class Outputs:
     def prepare(
         self, schedule: Schedule, idle_until: float | None = None
     ) -> tuple[StepWork, dict[str, int]]:
-        """Return a step's work, and what kvtiers has to know: sequence id to tokens that are sure
-        to be computed afterwards, of prompts and of those that fill a block."""
+        """Return what a step computes, and what kvtiers has to know of it.
+
+        Returns:
+            the runner's work; sequence id to the tokens that will certainly be computed after the
+            step, for prompts and for sequences that fill a block.
+        """
         size, work, known = self._settings.hash_tokens, [], {}
         for name, (request, sequence, num) in schedule.work.items():
             before, num_known = sequence.num_computed, sequence.num_known
@@ -74,7 +82,7 @@ class Outputs:
         failed_blocks: Collection[int],
         schedule: Schedule,
     ) -> None:
-        """Keep what lies before the first failed block; what was computed on top is void."""
+        """Undo what a sequence has from its first failed block on, its part of the step too."""
         table = sequence.block_ids[:: self._settings.blocks_per_hash]
         bad = next((idx for idx, block_id in enumerate(table) if block_id in failed_blocks), None)
         if bad is None or bad * self._settings.hash_tokens >= sequence.num_computed:
@@ -83,14 +91,14 @@ class Outputs:
         schedule.work.pop(sequence.sequence_id, None)
 
     def void(self, request: Request) -> None:
-        """Keep nothing of what a request found or loaded: it is of before a reset."""
+        """Undo all that a request has found or loaded: it was computed before a reset."""
         for sequence in request.sequences:
             self._rewind(request, sequence, 0)
         if self._at_first_admission(request):
             request.num_local_tokens = 0
 
     def take(self, schedule: Schedule, result: StepResult, now: float) -> Taken:
-        """Apply a step to all that were in it, but for those whose blocks never came."""
+        """Apply the runner's result to the sequences that `lose` has left in the schedule."""
         taken = Taken()
         for name, (request, sequence, num) in schedule.work.items():
             tokens = result.tokens.get(name, ())
@@ -108,7 +116,7 @@ class Outputs:
         return taken
 
     def served(self, request: Request, reason: FinishReason, now: float) -> Served:
-        """Return the account of a request that is over."""
+        """Return what is reported of a request that is over."""
         prompt = request.new.num_prompt_tokens
         return Served(
             request_id=request.request_id,
@@ -133,7 +141,7 @@ class Outputs:
     # -- internals --------------------------------------------------------------------
 
     def _rewind(self, request: Request, sequence: TokenSequence, num_kept: int) -> None:
-        """Keep the leading tokens of a sequence; the others did not come from below after all."""
+        """Keep `num_kept` leading tokens; the others count as never reloaded."""
         lost = min(sequence.num_computed - num_kept, request.num_reloaded_tokens)
         request.num_reloaded_tokens -= lost
         if self._at_first_admission(request):
@@ -146,8 +154,8 @@ class Outputs:
 
     @staticmethod
     def _lose_by_tier(request: Request, num_tokens: int) -> None:
-        """Take tokens off what tiers brought, from the last one on: which of them failed first is
-        not told."""
+        """Take lost tokens off the tiers' counts, the last tier's first: whose blocks failed is not
+        known."""
         for tier in reversed(list(request.reloaded_by_tier)):
             taken = min(num_tokens, request.reloaded_by_tier[tier])
             request.reloaded_by_tier[tier] -= taken
@@ -167,7 +175,7 @@ class Outputs:
     def _decoded(
         self, taken: Taken, request: Request, sequence: TokenSequence, token: int, now: float
     ) -> None:
-        """Give a sequence its next token: what `_append` does, for most tokens of all."""
+        """Give a sequence the token of a plain decode: `_append`, made fast for most tokens."""
         name, num_computed = request.new.request_id, sequence.num_known
         request.num_computed_tokens += 1
         taken.num_tokens[name] = taken.num_tokens.get(name, 0) + 1
@@ -209,7 +217,7 @@ class Outputs:
         tokens: Sequence[int],
         now: float,
     ) -> None:
-        """Give a sequence its tokens, as far as one that stops it."""
+        """Give a sequence its tokens, up to and including one that stops it."""
         kept = list(tokens)
         stop_ids = request.new.stop_token_ids
         stop = next((i for i, token in enumerate(kept) if token in stop_ids), None)
@@ -236,7 +244,7 @@ class Outputs:
             sequence.num_hashed = num
 
     def _fork(self, request: Request, first: TokenSequence, idx: int) -> TokenSequence:
-        """Begin another sequence of a group: the blocks that are full of the prompt are shared."""
+        """Begin another sequence of a group; the full blocks of the prompt are shared."""
         settings, prompt = self._settings, request.new.num_prompt_tokens
         num_shared = prompt // settings.hash_tokens * settings.blocks_per_hash
         num_all = settings.blocks_for(prompt)

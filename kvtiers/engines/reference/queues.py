@@ -11,13 +11,14 @@ from kvtiers.engines.reference.settings import Policy
 
 
 class RequestQueue:
-    """First come, first served, or by priority; who comes back stands before its equals.
+    """Waiting and preempted requests: first come, first served, or by priority.
 
-    Of those that gave way the last one comes back first, whether it was swapped or is computed
-    again: it is the oldest. By priority, swapped ones still precede all that hold nothing below.
+    Preempted requests go before new ones of their priority, the last one preempted first: it is
+    the oldest, whether it was swapped or is computed again. By priority, swapped requests go
+    before all others.
 
     Attributes:
-        num_swapped: of those in it, requests whose blocks went to a lower tier.
+        num_swapped: swapped requests among them.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -37,12 +38,12 @@ class RequestQueue:
         return self._rows[idx][2]
 
     def append(self, request: Request) -> None:
-        """Queue a newcomer."""
+        """Queue a new request."""
         self._insert(request, self._next_last)
         self._next_last += 1
 
     def put_back(self, request: Request) -> None:
-        """Queue one that was preempted: it keeps its place, and pays only the restore."""
+        """Queue a preempted request, before all of its priority."""
         self._insert(request, self._next_first)
         self._next_first -= 1
 

@@ -55,7 +55,7 @@ class Served:
 
     @property
     def tpot_seconds(self) -> float | None:
-        """Mean time of an output token after the first; None with fewer than two steps of them."""
+        """Mean time of an output token after the first; None with fewer than two tokens."""
         if self.first_token_at is None or self.num_output_tokens < 2:
             return None
         return (self.finished_at - self.first_token_at) / (self.num_output_tokens - 1)
@@ -68,7 +68,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """How the engine stands after a step.
+    """The state of the engine after a step.
 
     Attributes:
         kv_use: share of the KV blocks that requests hold.

@@ -22,9 +22,9 @@ class NewRequest:
         prompt_token_ids: None where tokens have no ids, as in a replayed trace; then
             `num_prompt_tokens` says how many there are, and `block_hashes` what they are.
         block_hashes: of the sequence's full blocks of `EngineSettings.hash_tokens`, 16 or 32 bytes
-            each, from the first on, each naming all before it too. More than the prompt's name
-            the output, as far as they reach: a later turn of a conversation can hit it. Blocks
-            beyond get names that nothing ever hits.
+            each, from the first on; each covers all before it too. Those behind the prompt's are
+            of the output, so that a later turn of a conversation can hit it. Blocks that have
+            none here get hashes that nothing ever hits.
         priority: the smaller, the sooner, under `Policy.PRIORITY`.
         tenant: on whose account it counts; see `EngineSettings.tenant_share`.
         num_sequences: of its group, as in beam search: each begins with another of the likeliest
@@ -53,7 +53,10 @@ class NewRequest:
                 "least 1"
             )
         if "#" in self.request_id:
-            raise ConfigError(f"request id {self.request_id!r} contains '#'")
+            raise ConfigError(
+                f"request id {self.request_id!r} contains '#', which tells the sequences of a "
+                "group apart; leave it out"
+            )
 
 
 class State(StrEnum):
@@ -72,13 +75,13 @@ class TokenSequence:
     Attributes:
         hash_tokens: tokens of a hashed block. hashes: of the full blocks of its known tokens.
         token_ids: None where tokens have no ids. num_known: tokens, prompt and output.
-        num_most: known tokens with which it ends.
+        num_most: known tokens at which it ends.
         names: hashes of full blocks where tokens have no ids; see `NewRequest.block_hashes`.
         num_computed: leading tokens whose KV is in `block_ids`, or is being loaded there.
         num_hashed: leading hashes that were offered to the prefix cache.
         num_named: leading runs of `block_ids` that kvtiers knows by name. num_told: leading
             hashed blocks that it knows to be computed.
-        num_ever_computed: the most that `num_computed` has been: beyond is new.
+        num_ever_computed: the most that `num_computed` has been; fewer are computed again.
         last_token_at: when it got its last token. over: whether it will get no more.
     """
 
@@ -137,13 +140,13 @@ class TokenSequence:
         self.extend_hashes()
 
     def lose_blocks(self) -> None:
-        """Hold no KV any more."""
+        """Forget its blocks, and that anything is computed."""
         self.block_ids = []
         self.num_named = 0
         self.rewind(0)
 
     def rewind(self, num_computed: int) -> None:
-        """Have computed no more than so many tokens, a whole number of hashed blocks."""
+        """Count at most `num_computed` tokens as computed; a whole number of hashed blocks."""
         num_blocks = num_computed // self.hash_tokens
         self.num_computed = min(self.num_computed, num_computed)
         self.num_hashed = min(self.num_hashed, num_blocks)
@@ -168,12 +171,12 @@ class TokenSequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request on its way, and what it has cost: its times and counts are those of `Served`.
+    """A request while it is served; for its times and counts see `Served`.
 
     Attributes:
-        order: of its admission; the last one gives way first.
+        order: of its admission; the last one admitted is preempted first.
         sequences: one until the prompt is computed, then all of the group.
-        spare_block_ids: for the blocks that the group's sequences cannot share.
+        spare_block_ids: reserved for the fork of a group; see `Admission.num_spare`.
         loading: ids of its sequences whose load runs between steps.
     """
 

@@ -1,4 +1,4 @@
-"""What the reference engine asks of whoever runs its steps."""
+"""The interface between the reference engine and what runs its steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StepWork:
 
     Attributes:
         copies: (from, to) blocks whose KV is copied first: the last blocks of forked sequences.
-        idle_until: without tokens: until when at most to wait for a load; None: any time.
+        idle_until: of a step without tokens: until when to wait for a load; None: for any time.
     """
 
     sequences: Sequence[SequenceWork]
@@ -50,14 +50,14 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a step.
+    """What a step has brought.
 
     Attributes:
-        tokens: sequence id to the tokens it got: the sampled one after those it had guessed
-            right; of a prompt of a group, the likeliest ones, best first. Ids are 0 where tokens
-            have none.
+        tokens: sequence id to the tokens it got: the speculative ones that were accepted, then
+            the sampled one; of a prompt of a group, the likeliest ones, best first. Ids are 0
+            where tokens have none.
         compute_seconds: of the model alone, without waiting for loads; 0 without tokens.
-        pure: whether nothing else was waited for, so that the engine's speed shows.
+        pure: whether the step waited for nothing else, so that its time is the engine's own.
         loaded: reloads that are settled. report: for the scheduler's side of kvtiers.
     """
 
@@ -69,7 +69,7 @@ class StepResult:
 
 
 class Runner(Protocol):
-    """Runs steps: really, or on paper."""
+    """Runs steps: on a model in torch, or on a virtual clock."""
 
     @property
     def now(self) -> float:

@@ -1,4 +1,4 @@
-"""Decides what each step computes, who is admitted, and who gives way."""
+"""Decides what each step computes, which requests are admitted, and which are preempted."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ class Schedule:
     """What a step is going to do.
 
     Attributes:
-        work: the step itself: sequence id to the sequence, whose it is, and its tokens.
-        budget: tokens that are left.
+        budget: tokens that the step has left.
+        work: sequence id to its request, the sequence, and how many tokens of it to compute.
+        admitted, resumed: requests that leave the queue: new or to be computed again; swapped.
+        preempted: requests that lose their blocks. swapped: those of them that are swapped.
     """
 
     budget: int
@@ -33,7 +35,7 @@ class Schedule:
     swapped: list[Request] = field(default_factory=list)
 
     def compute(self, request: Request, sequence: TokenSequence, num: int) -> None:
-        """Give a sequence tokens."""
+        """Schedule tokens of a sequence."""
         self.work[sequence.sequence_id] = (request, sequence, num)
         self.budget -= num
 
@@ -46,23 +48,27 @@ class Schedule:
         return chunks
 
     def drop(self, request: Request) -> None:
-        """Take back what a request was given."""
+        """Take a request out of the step again."""
         for sequence in request.sequences:
             if sequence.sequence_id in self.work:
                 self.budget += self.work.pop(sequence.sequence_id)[2]
 
 
 class _Verdict(Enum):
-    """What became of a request that wanted to be admitted."""
+    """Whether a request was admitted, or why not."""
 
     ADMITTED = auto()
     ASK_AGAIN = auto()  # a store has yet to say what it holds; those behind it need not wait
-    OVER_SHARE = auto()  # its tenant has enough: others are admitted before it
-    NO_ROOM = auto()  # nobody behind it is admitted before it
+    OVER_SHARE = auto()  # its tenant holds its share; those of other tenants need not wait
+    NO_ROOM = auto()  # those behind it wait too
 
 
 class Scheduler:
-    """Decodes first, then prefills, then who gave way, then newcomers.
+    """Schedules decodes first, then prefills, then preempted requests, then new ones.
+
+    Attributes:
+        queue: waiting and swapped requests. running: the others, in the order of admission.
+        num_preemptions, num_swaps: since the start; swaps are among the preemptions.
 
     Args:
         pool: whose blocks the requests hold. tiers: kvtiers below.
@@ -71,8 +77,8 @@ class Scheduler:
     def __init__(self, settings: EngineSettings, pool: BlockPool, tiers: LowerTiers) -> None:
         self.settings = settings
         self.pool = pool
-        self.queue = RequestQueue(settings.policy)  # waiting and swapped requests
-        self.running: list[Request] = []  # in the order of their admission
+        self.queue = RequestQueue(settings.policy)
+        self.running: list[Request] = []
         self.num_preemptions = 0
         self.num_swaps = 0
         self._tiers = tiers
@@ -81,7 +87,7 @@ class Scheduler:
         self._turnover = Turnover(pool)
 
     def schedule(self) -> Schedule:
-        """Return the next step; who it preempts and admits is so from now on."""
+        """Return the next step; its preemptions and admissions take effect at once."""
         step = Schedule(self.settings.max_num_batched_tokens)
         self._schedule_running(step)
         if not step.preempted:  # else there is no room for anybody
@@ -91,7 +97,7 @@ class Scheduler:
         return step
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's blocks away: they are copied down, or it begins again."""
+        """Preempt a running request: swap it, or have it computed again, as kvtiers answers."""
         num_others = sum(it.num_places for it in self._beside(request))
         around = self._around(request, self._turnover.guesses(request.num_blocks), num_others)
         num_tokens = max(1, request.live[0].num_computed)
@@ -105,7 +111,7 @@ class Scheduler:
         self._give_way(request, State.SWAPPED)
 
     def restart(self, request: Request) -> None:
-        """Take a running request's blocks away; what they hold is computed again."""
+        """Preempt a running request; what its blocks hold is computed again."""
         request.num_recomputes += 1
         for sequence in request.live:
             self._tiers.dropped(sequence)
@@ -120,7 +126,7 @@ class Scheduler:
         request.spare_block_ids = []
 
     def leave(self, request: Request) -> None:
-        """Take a request out of wherever it stands."""
+        """Take a request out of the batch or the queue: it is over."""
         if request.state is State.RUNNING:
             self.running.remove(request)
         else:
@@ -134,7 +140,7 @@ class Scheduler:
     # -- who runs ---------------------------------------------------------------------
 
     def _give_way(self, request: Request, state: State) -> None:
-        """Free a victim's blocks, and queue it in front of others."""
+        """Free a victim's blocks, and queue it before others."""
         self.running.remove(request)
         self._turnover.gave_way(request.request_id)
         self.num_preemptions += 1
@@ -143,8 +149,7 @@ class Scheduler:
         self.queue.put_back(request)
 
     def _schedule_running(self, step: Schedule) -> None:
-        """Schedule the decodes of those that run, for which a budget is enough, and then their
-        prefills."""
+        """Schedule what runs: all decodes, which the budget always has room for, then prefills."""
         size, guesses = self.settings.block_size, self.settings.num_speculative_tokens
         prefills = []
         for request in self.running.copy():
@@ -163,11 +168,11 @@ class Scheduler:
                 step.compute(request, sequence, self._chunk(sequence, step.budget))
 
     def _decode(self, step: Schedule, request: Request, sequence: TokenSequence) -> None:
-        """Give a sequence its next token, and those that are tried beyond it."""
+        """Schedule a decode with its speculative tokens, preempting others for its blocks."""
         pool, table = self.pool, sequence.block_ids
         num = self._num_tried(request, sequence)
         missing = self.settings.blocks_for(sequence.num_computed + num) - len(table)
-        if missing > pool.num_free and num > 1:  # rather than that somebody gives way for a guess
+        if missing > pool.num_free and num > 1:  # nobody is preempted for a speculative token
             num = 1
             missing = self.settings.blocks_for(sequence.num_computed + 1) - len(table)
         while missing > pool.num_free:
@@ -186,7 +191,7 @@ class Scheduler:
         step.compute(request, sequence, num)
 
     def _num_tried(self, request: Request, sequence: TokenSequence) -> int:
-        """Return the tokens of a decode: no more than may still be generated."""
+        """Return the tokens of a decode, speculative ones included: at most those still wanted."""
         new = request.new
         left = new.num_prompt_tokens + new.max_tokens - sequence.num_known
         begun = sequence.num_known > new.num_prompt_tokens
@@ -199,9 +204,10 @@ class Scheduler:
         return min(sequence.num_missing, budget, most)
 
     def _victim(self) -> Request:
-        """Return who gives way: the last of the least urgent whose blocks no load writes.
+        """Return which request to preempt: the last one admitted, of the least urgent ones.
 
-        There is one: whoever needs a block.
+        Never one whose load still writes its blocks. There is always one: at least the request
+        that needs a block.
         """
         candidates: Iterator[Request] = (r for r in reversed(self.running) if not r.loading)
         if self.settings.policy is Policy.PRIORITY:
@@ -211,9 +217,10 @@ class Scheduler:
     # -- who is admitted --------------------------------------------------------------
 
     def _admit(self, step: Schedule) -> None:
-        """Admit requests in their order, as far as there is room for them.
+        """Admit requests in the queue's order, as far as there is room for them.
 
-        Of a tenant that has enough, nobody overtakes who had to wait.
+        Behind a request that waits because its tenant holds its share, all others of that tenant
+        wait too.
         """
         over: set[str] = set()
         idx = 0
@@ -231,13 +238,13 @@ class Scheduler:
                 over.add(request.new.tenant)
 
     def _beside(self, victim: Request) -> list[Request]:
-        """Return the others that run, and wait for no load."""
+        """Return the other running requests that do not wait for a load."""
         return [it for it in self.running if it is not victim and not it.loading]
 
     def _around(
         self, victim: Request, guesses: Sequence[Guess], num_step_tokens: int
     ) -> Surroundings:
-        """Return whom a victim leaves behind, or meets when it returns."""
+        """Return what the engine does beside a victim when it leaves, or when it returns."""
         size = self.settings.block_size if self.settings.prefix_caching else 0
         return Surroundings(
             num_running=len(self._beside(victim)),
@@ -250,8 +257,11 @@ class Scheduler:
         )
 
     def _reload_pays(self, request: Request, claims: Sequence[Claim], step: Schedule) -> bool:
-        """Whether a swapped request still is reloaded, by what HBM has kept of it after all, and
-        what its step computes for others: so far, or as steps of late in which others returned."""
+        """Whether a swapped request that returns is still reloaded, and not computed after all.
+
+        By now it is known how much of it HBM has kept. How much its step computes for others is
+        guessed: what is scheduled so far, or what the last steps did in which others returned.
+        """
         num_kept = claims[0].num_local // self.settings.block_size
         joined = sum(step.chunks(self.settings.num_decode_tokens).values())
         late = [it.num_joined for it in self._turnover.guesses(0)] or [0]
@@ -266,7 +276,7 @@ class Scheduler:
         self._turnover.forget(request.request_id)
 
     def _try(self, request: Request, step: Schedule, over: set[str]) -> _Verdict:
-        """Give a request its blocks, if there are enough, and its first chunk."""
+        """Admit a request if there is room for it: give it its blocks and its first chunk."""
         if request.new.tenant in over or not self._admission.within_share(request, self.running):
             return _Verdict.OVER_SHARE
         claims = self._admission.claims(request)
@@ -276,7 +286,7 @@ class Scheduler:
         if num_places + request.num_places > self.settings.max_num_seqs:
             return _Verdict.NO_ROOM
         reloads = request.state is not State.SWAPPED or self._reload_pays(request, claims, step)
-        if not self._admission.find_loads(request, claims, reloads=reloads):
+        if reloads and not self._admission.find_loads(request, claims):
             return _Verdict.ASK_AGAIN
         self._turnover.returns(request.request_id)
         num_taken = self.pool.num_taken

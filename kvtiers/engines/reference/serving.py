@@ -16,7 +16,7 @@ class Arrivals(Protocol):
 
     @property
     def next_at(self) -> float | None:
-        """When the next request comes; None: none does before another one ends."""
+        """When the next request comes; None: none will, unless another one ends first."""
         ...
 
     def take(self, now: float) -> Iterable[NewRequest]:
@@ -50,7 +50,8 @@ class OpenLoop:
 def drive(engine: Engine, arrivals: Arrivals) -> Iterator[StepReport]:
     """Serve requests until none is left and none comes; yields what each step reports.
 
-    Who closes a loop tells its arrivals of `StepReport.finished` before asking for the next step.
+    In a closed loop, where requests arrive as others end, the caller tells `arrivals` of
+    `StepReport.finished` before it asks for the next report.
     """
     while engine.num_unfinished or arrivals.next_at is not None:
         for request in arrivals.take(engine.now):

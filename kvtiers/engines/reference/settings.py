@@ -1,4 +1,4 @@
-"""The knobs of the reference engine."""
+"""The settings of the reference engine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kvtiers.model.errors import CapacityError, ConfigError
 
 
 class Policy(StrEnum):
-    """In which order waiting requests are admitted, and who gives way."""
+    """In which order waiting requests are admitted, and running ones preempted."""
 
-    FCFS = "fcfs"  # as they came; the last admitted gives way
-    PRIORITY = "priority"  # the smallest number first; the largest gives way
+    FCFS = "fcfs"  # as they came; the last one admitted is preempted
+    PRIORITY = "priority"  # the smallest number first; the largest is preempted
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """One engine; every field but the first two has the default of a common engine.
+    """The settings of one engine; defaults are typical of vLLM on a GPU, but for `watermark`.
 
     Attributes:
         num_blocks: KV blocks that requests can have. max_model_len: tokens of the longest
@@ -29,10 +29,10 @@ class EngineSettings:
         max_num_batched_tokens: token budget of a step. max_num_seqs: sequences in a batch.
         long_prefill_threshold: most tokens of one prompt in one step; 0 for any number.
         watermark: share of the blocks that an admission leaves free, for running ones to grow.
-        preemption: what becomes of a victim; without kvtiers it is always computed again.
-        num_speculative_tokens: tokens tried in a decode beside the one that is sure.
-        tenant_share: share of the blocks beyond which a tenant that holds some gets no more
-            admissions; 1 for no bound.
+        preemption: how victims come back; without kvtiers they are always computed again.
+        num_speculative_tokens: tokens that a decode tries beside its own.
+        tenant_share: share of the blocks that one tenant may hold with all its requests; 1 for no
+            bound. A tenant that holds nothing is always admitted.
         prefix_caching: whether KV of the past is looked for in HBM.
     """
 
@@ -88,7 +88,7 @@ class EngineSettings:
         return 1 + self.num_speculative_tokens
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that so many tokens of one sequence lie in."""
+        """Return how many blocks `num_tokens` tokens of one sequence take."""
         return -(-num_tokens // self.block_size)
 
     def _check_longest(self) -> None:

@@ -44,16 +44,20 @@ class ReferenceShape:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ConfigError(f"config.json: dtype {self.dtype!r} is none of {DTYPES}")
+            raise ConfigError(f"config.json: dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"config.json: 'num_attention_heads' {self.num_heads} is no multiple of "
                 f"'num_key_value_heads' {self.num_kv_heads}"
             )
         if self.head_size % 2:
-            raise ConfigError(f"config.json: a head of {self.head_size} elements cannot be rotated")
+            raise ConfigError(
+                f"config.json: 'head_dim' is {self.head_size}; rotary positions need an even number"
+            )
         if self.windows and len(self.windows) != self.num_layers:
-            raise ConfigError(f"{len(self.windows)} windows for {self.num_layers} layers")
+            raise ConfigError(
+                f"{len(self.windows)} windows for {self.num_layers} layers; give one each, or none"
+            )
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> ReferenceShape:

@@ -1,4 +1,4 @@
-"""Sees when preemption hurts, and says what helps."""
+"""Detects that an engine thrashes by preempting, and says what helps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ADVICE: Final = (
 
 
 class ThrashDetector:
-    """Looks back over the last steps for what preempted requests cost.
+    """Looks back over the last 64 steps for what preemptions cost.
 
-    An engine thrashes while its KV is full, requests are preempted, others wait, and a good part
-    of what it computes was computed before.
+    An engine thrashes while its KV is nearly full, requests are preempted, others wait, and more
+    than a tenth of what it computes had been computed before.
     """
 
     def __init__(self, *, has_tiers: bool) -> None:

@@ -1,4 +1,4 @@
-"""Runs the reference engine's steps on the reference model, really."""
+"""Runs the reference engine's steps on the reference model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def torch_engine(
     config: Config | None = None,
     wrap_store: WrapStore | None = None,
 ) -> Engine:
-    """Return an engine that really generates, greedily.
+    """Return an engine that generates tokens, greedily.
 
     Args:
         config: the tiers below; None runs without kvtiers.
@@ -90,15 +90,15 @@ class TorchRunner:
             worker.load_in_step()
         began = time.perf_counter()
         tokens = self._compute(work.sequences) if work.sequences else {}
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began if work.sequences else 0.0
         if worker is None or orders is None:
-            return StepResult(tokens, seconds if tokens or work.sequences else 0.0)
+            return StepResult(tokens, seconds)
         worker.end_step()
         loaded, report = worker.take_loaded(), worker.take_report()
         if not work.sequences and loaded == Loaded() and report is None:
             time.sleep(_IDLE_SECONDS)
         pure = not orders.sync_loads and not orders.fences
-        return StepResult(tokens, seconds if work.sequences else 0.0, pure, loaded, report)
+        return StepResult(tokens, seconds, pure, loaded, report)
 
     def wait_until(self, seconds: float) -> None:
         """Sleep."""

@@ -1,4 +1,4 @@
-"""How the blocks of the pool change hands, by which it is judged what a victim loses."""
+"""How fast the pool's blocks are handed out, from which follows what a victim loses."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Final
 
 from kvtiers.engines.reference.block_pool import BlockPool
 
-_NUM_LATE: Final = 16  # events of late, by which the next one is judged
+_NUM_LATE: Final = 16  # the last absences, by which the next one is judged
 
 
 @dataclass(slots=True, eq=False)
 class _Absence:
-    """A victim's.
+    """The time that a victim was away, on a clock that counts blocks handed out by the pool.
 
     Attributes:
-        since, until: blocks that the pool had handed out when it lost its own, and when it was
-            back; None: it still is away.
-        num_joined: tokens that the step in which it was back computed for others, beside decodes.
+        since: when it was preempted. until: when it was admitted again; None: it is still away.
+        num_joined: tokens beside decodes that the step of its return computed for others.
     """
 
     since: int
@@ -40,9 +39,10 @@ class Guess:
 
 
 class Turnover:
-    """Remembers the last victims, and who was handed out blocks.
+    """Remembers the last absences of victims, and which share of the blocks admissions took.
 
     The pool hands out the blocks that were freed first, and of one request the last ones first.
+    So what a victim finds in HBM follows from how many were handed out while it was away.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -50,8 +50,8 @@ class Turnover:
         self._absences: deque[_Absence] = deque(maxlen=_NUM_LATE)
         self._away: dict[str, _Absence] = {}
         self._back: dict[str, _Absence] = {}  # since the last step
-        # Blocks that were handed out when the last admission ended; and decaying sums, of those of
-        # admissions, and of all.
+        # Blocks handed out when the last admission ended; and decaying sums of the blocks handed
+        # out to admissions, and to all.
         self._num_taken = pool.num_taken
         self._num_admitted = 0.0
         self._num_all = 0.0
@@ -64,7 +64,7 @@ class Turnover:
         self._absences.append(absence)
 
     def returns(self, request_id: str) -> None:
-        """Note that a request is going to be given blocks, whether or not it ever gave way."""
+        """Note that a request is about to be admitted, whether or not it was ever preempted."""
         absence = self._away.pop(request_id, None)
         if absence is not None:
             absence.until = self._pool.num_taken
@@ -84,7 +84,7 @@ class Turnover:
             self._absences.remove(absence)
 
     def admitted(self, num_blocks: int) -> None:
-        """Note an admission that was just handed out so many blocks."""
+        """Note that an admission was just handed out `num_blocks` blocks."""
         decay, num_taken = 1.0 - 1.0 / _NUM_LATE, self._pool.num_taken
         self._num_admitted = self._num_admitted * decay + num_blocks
         self._num_all = self._num_all * decay + num_taken - self._num_taken
@@ -93,9 +93,11 @@ class Turnover:
     # -- questions --------------------------------------------------------------------
 
     def guesses(self, num_blocks: int) -> Sequence[Guess]:
-        """Return what a victim of so many blocks would meet, were it away like each of the last
-        ones; of those that are not back only who is away for longer than all others counts, and
-        finds nothing."""
+        """Return what a victim of `num_blocks` blocks would meet after each of the last absences.
+
+        One that has not ended counts only if it is longer than all that have: then nothing is left
+        in HBM.
+        """
         late, free = self._absences, self._pool.num_free
         back = [(it.until - it.since, it.num_joined) for it in late if it.until is not None]
         most, now = max((num for num, _ in back), default=0), self._pool.num_taken
@@ -111,5 +113,5 @@ class Turnover:
 
     @property
     def admitted_share(self) -> float:
-        """Of the blocks that were handed out, those of admissions, of late."""
+        """Share of admissions in the blocks that were handed out lately; 0 before any were."""
         return self._num_admitted / self._num_all if self._num_all else 0.0

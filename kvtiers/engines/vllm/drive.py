@@ -4,8 +4,8 @@ Reads lines of JSON from standard input: first a `Script`, then steps, until the
 input. Writes one line per event to standard output, each after `EVENT`; vLLM's own output is
 on the same stream.
 
-A step is (name, what): "fresh" forgets vLLM's prefix cache and kvtiers' tiers, "drop" vLLM's
-prefix cache only, "keep" nothing; then the prompt is run. "settle" runs nothing: it waits until
+A step is a pair (name, what). "fresh" empties vLLM's prefix cache and kvtiers' tiers, "drop" vLLM's
+prefix cache only, "keep" neither; then the prompt is run. "settle" runs nothing: it waits until
 kvtiers has written all that it was about to write.
 """
 

@@ -1,4 +1,4 @@
-"""The fingerprint of a vLLM engine, and what its model costs to compute."""
+"""What kvtiers must know of a vLLM engine: its fingerprint, and its `EngineShape`."""
 
 from __future__ import annotations
 

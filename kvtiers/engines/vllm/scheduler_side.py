@@ -11,7 +11,7 @@ from typing import Any
 
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.step import Reload, Step
-from kvtiers.engines.vllm.apart import LoadsApart
+from kvtiers.engines.vllm.async_loads import AsyncLoads
 from kvtiers.engines.vllm.identity import engine_shape
 from kvtiers.engines.vllm.metadata import KVTiersHandshake, KVTiersMetadata, KVTiersWorkerMetadata
 from kvtiers.engines.vllm.metrics import KVTiersStats
@@ -39,7 +39,7 @@ class SchedulerSide:
         self.connector = SchedulerConnector(config, self._shape)
         self._offered: dict[str, tuple[Reload, int]] = {}
         self._loading_in_step: dict[str, set[int]] = {}
-        self._apart = LoadsApart()
+        self._async_loads = AsyncLoads()
         self._running: deque[_Running] = deque()
         self._last_output = 0.0
         self.kv_cache_manager: Any = None
@@ -83,7 +83,7 @@ class SchedulerSide:
             first = num_local_tokens // self._shape.block_size
             filled = {b for group in block_ids for b in group[first:] if b != NO_BLOCK}
             if reload.asynchronous:
-                self._apart.begun(request.request_id, filled)
+                self._async_loads.begun(request.request_id, filled)
             else:
                 self._loading_in_step[request.request_id] = filled
         self.connector.allocated(request.request_id, block_ids, num_local_tokens, taken)
@@ -134,10 +134,10 @@ class SchedulerSide:
         loads = []
         if isinstance(meta, KVTiersWorkerMetadata):
             loads = self.connector.reported(meta.report)
-        self._apart.told(loads)
+        self._async_loads.told(loads)
         if ended:
             self.connector.step_ended()
-        if output.invalid_block_ids and not self._apart.explain(output.invalid_block_ids):
+        if output.invalid_block_ids and not self._async_loads.explain(output.invalid_block_ids):
             self.connector.distrust()
         self._evict_failed(output.invalid_block_ids or set())
 

@@ -1,4 +1,4 @@
-"""What is believed of a vLLM engine's speed before its steps are measured."""
+"""Seeds of a vLLM engine's speed and of its link to HBM, until they are measured."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from typing import Any, Final
 from vllm.platforms import current_platform
 
 from kvtiers.cost.catalogue import hardware_of_driver
-from kvtiers.cost.hardware import Hardware
+from kvtiers.cost.hardware import Hardware, rough_speed
 from kvtiers.cost.links import LinkSeed
 from kvtiers.cost.prefill import FALLBACK_SHAPE, ModelShape, PrefillSpeed
 
 logger = logging.getLogger(__name__)
 
 _FP8_METHODS: Final = ("fp8", "fbgemm_fp8", "modelopt")
-# Without figures. One CPU core with AVX-512, and a fast GPU at half its peak; launch and sampling
-# of a step.
-_FLOPS: Final = {"cpu": 1e11, "cuda": 4e14}
-_STEP_SECONDS: Final = 0.005
-_KV_BYTES: Final = {"cpu": 1.2e10, "cuda": 2e12}  # memory of one core, and of a fast GPU
+_STEP_SECONDS: Final = 0.005  # launch and sampling of a step, an order of magnitude
 # memcpy on one core, 12 GB/s: measured on a 2-core EPYC VM, November 2026.
 _MEMCPY: Final = LinkSeed(20e-6, 5e-6, 12e9)
 
@@ -41,12 +37,7 @@ def seed_speed(
     """Return the speed of an engine with a model, on catalogued hardware or any other."""
     num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
     if hardware is None:
-        device = vllm_config.device_config.device_type
-        return PrefillSpeed(
-            _STEP_SECONDS,
-            _FLOPS.get(device, _FLOPS["cuda"]) * num_ranks,
-            kv_bytes_per_second=_KV_BYTES.get(device, _KV_BYTES["cuda"]) * num_ranks,
-        )
+        return rough_speed(vllm_config.device_config.device_type, _STEP_SECONDS, num_ranks)
     quantized = vllm_config.model_config.quantization in _FP8_METHODS
     dtype = "fp8" if quantized and "fp8" in hardware.peak_flops else "bf16"
     return hardware.speed(shape or FALLBACK_SHAPE, dtype, num_ranks)

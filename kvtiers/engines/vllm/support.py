@@ -64,13 +64,12 @@ def check_engine(vllm_config: Any) -> None:
             "not determine the KV of this model or task. Switch it on, or do without kvtiers"
         )
     parallel = vllm_config.parallel_config
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
+    for what in ("pipeline", "decode_context", "prefill_context"):
+        size = getattr(parallel, f"{what}_parallel_size", 1)
+        if size > 1:
             raise UnsupportedEngineError(
-                f"{name} is {getattr(parallel, name)}; this version of kvtiers serves 1"
+                f"{what}_parallel_size is {size}; this version of kvtiers serves 1"
             )
-    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
-        raise UnsupportedEngineError("prefill context parallelism is not served by this version")
 
 
 def check_groups(kv_cache_config: Any) -> int:

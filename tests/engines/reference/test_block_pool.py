@@ -37,7 +37,7 @@ def test_a_hit_is_held_again_and_counts():
     pool.hold(blocks[:1])
     pool.free(blocks)
     assert (pool.num_free, pool.refs(blocks[0])) == (2, 1)
-    assert pool.num_held_by_none(blocks) == 1
+    assert pool.num_free_among(blocks) == 1
     pool.hold(blocks)
     pool.free(blocks)
     pool.free(blocks[:1])

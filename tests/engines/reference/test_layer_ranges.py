@@ -92,7 +92,8 @@ def test_every_tier_gives_the_same_tokens(running, tmp_path, num_ranges, kind):
     assert result.decision.num_hit_blocks == {kind: NUM_BLOCKS}
     assert result.decision.in_step == (num_ranges > 1)
     runner.settle()
-    outcome = runner._decision(result.decision.request_id).outcome
+    name = result.decision.request_id
+    (outcome,) = (d.outcome for d in runner.scheduler.decisions.finished() if d.request_id == name)
     assert (outcome.num_loaded_blocks, outcome.num_failed_blocks) == (NUM_BLOCKS, 0)
     assert (result.load_seconds == 0) == (num_ranges > 1)
 

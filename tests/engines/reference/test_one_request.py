@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvtiers.engines.reference.model import ReferenceModel
 from kvtiers.engines.reference.one_request import OneRequestEngine, OneRequestSettings
 from kvtiers.model.config import parse_mapping
-from kvtiers.model.errors import CapacityError
+from kvtiers.model.errors import CapacityError, ConfigError
 from kvtiers.testing.faults import WrapperStore
 
 from .small import plain_logits, prompt_of, small_shape
@@ -163,7 +163,7 @@ def test_blocks_return_and_what_does_not_fit_is_refused(running):
         engine.generate(prompt_of(100, seed))
     with pytest.raises(CapacityError, match="need 41 blocks, the KV has 40"):
         engine.generate(prompt_of(161))
-    with pytest.raises(ValueError, match="needs both"):
+    with pytest.raises(ConfigError, match="each must be at least 1"):
         engine.generate([])
 
 

@@ -1,4 +1,4 @@
-"""Which engine blocks asynchronous reloads fill: nobody computes on them before they are there."""
+"""Keeps track of the engine blocks that asynchronous reloads fill."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Iterable, Set
 from kvtiers.control.answers import LoadDone
 
 
-class LoadsApart:
-    """The blocks of asynchronous reloads, until the engine has been told what became of them."""
+class AsyncLoads:
+    """The blocks of asynchronous reloads, until the engine has been told how they ended.
+
+    No step computes on such blocks before they are there, so that a load of them that fails makes
+    nothing wrong that was computed.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[str, set[int]] = {}
@@ -20,12 +24,14 @@ class LoadsApart:
         self._blocks[request_id] = set(block_ids)
 
     def told(self, loads: Iterable[LoadDone]) -> None:
-        """Note which reloads are over with this step's output; those of the last one are history:
-        their blocks are the engine's to fill again."""
+        """Note which reloads have ended with this step's output.
+
+        Those that ended with the step before are forgotten: the engine may reuse their blocks.
+        """
         for request_id in self._over:
             self._blocks.pop(request_id, None)
         self._over = {load.request_id for load in loads} & self._blocks.keys()
 
     def explain(self, failed_blocks: Set[int]) -> bool:
-        """Whether blocks are invalid for no other reason than that such a reload has failed."""
+        """Whether failed blocks are all of asynchronous reloads."""
         return failed_blocks <= set().union(*self._blocks.values())
