@@ -11,11 +11,12 @@ pytest.importorskip("vllm")
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from kvtiers.connector.worker import Loaded
 from kvtiers.engines.vllm import KVTiersConnector
 from kvtiers.engines.vllm.plugin import NAME, register
 from kvtiers.model.errors import ConfigError, ProtocolError
 
-from .fakes import full, kv_cache_config, vllm_config
+from .fakes import full, kv_cache_config, sliding, vllm_config
 
 INLINE = {"config": {"tiers": [{"kind": "dram", "capacity": "64MiB"}]}}
 
@@ -67,6 +68,22 @@ def test_lookups_before_the_ranks_said_hello_are_a_clear_error():
     )
     with pytest.raises(ProtocolError, match="have not said hello"):
         connector.get_num_new_matched_tokens(request, 0)
+
+
+@pytest.mark.parametrize(
+    ("specs", "failed_requests", "failed_blocks"),
+    [([full()], set(), {7, 8}), ([full(), sliding(64)], {"b"}, set())],
+    ids=["one group", "several groups"],
+)
+def test_failed_loads_are_told_as_vllm_can_take_them_back(specs, failed_requests, failed_blocks):
+    """R35: block ids say nothing of the other KV groups, so the whole request starts again."""
+    connector = KVTiersConnector(config(), KVConnectorRole.WORKER, kv_cache_config(*specs))
+    loaded = Loaded(frozenset("ab"), frozenset("b"), frozenset({7, 8}))
+    connector.worker_side._connector = SimpleNamespace(take_loaded=lambda: loaded)
+    told = connector.get_transfer_results(set())
+    assert (told.finished_recving, told.failed_recving) == ({"a", "b"}, failed_requests)
+    assert connector.get_block_ids_with_load_errors() == failed_blocks
+    assert connector.get_block_ids_with_load_errors() == set()
 
 
 def test_registration_may_be_repeated():
