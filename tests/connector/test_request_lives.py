@@ -133,6 +133,18 @@ def test_a_lookup_that_came_to_nothing_leaves_no_work():
     check_quiet(told.connector.controller)
 
 
+def test_a_namesake_of_a_request_whose_load_failed_may_load():
+    """R20: the request itself must not, or it would loop; nothing of that outlives it."""
+    told = Told()
+    told.store(4)
+    question = "r", told.hashes(4), 65, 0
+    told.connector.allocated("r", (list(range(1, 6)),), 0, told.connector.reloadable(*question))
+    told.answer(told.step({"r": 65}), Outcome.TIMED_OUT)
+    assert told.connector.reloadable(*question).num_tokens == 0
+    told.connector.finished("r", ([],))
+    assert told.connector.reloadable(*question).num_tokens == 64
+
+
 @pytest.mark.parametrize("block_ids", [(), ([],)])
 def test_an_end_without_blocks_stores_nothing(block_ids):
     """R21: preempted in its last step."""
