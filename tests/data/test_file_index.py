@@ -54,6 +54,21 @@ def test_commit_is_all_or_nothing(tmp_path):
     index.close()
 
 
+def test_draft_of_a_process_that_was_killed_is_in_nobodys_way(tmp_path):
+    """R67."""
+    index = FileIndex(tmp_path, 1, 4096, index_nbytes(8))
+    records = {random_key(): IndexRecord(0, 0, 1, 1)}
+    draft = index.path / "new"
+    draft.mkdir()
+    (draft / "data.mdb").write_bytes(b"half")
+    index.close()
+    index = FileIndex(tmp_path, 1, 4096, index_nbytes(8))
+    assert not draft.exists()
+    index.rewrite(records)
+    assert index.records() == records
+    index.close()
+
+
 @pytest.mark.parametrize("num", [1, 8, 300, 5000])
 def test_map_is_large_enough_to_rewrite_everything_at_once(tmp_path, num):
     """Over and over: pages in use, pages just freed, and pages that are written."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
 import shutil
@@ -104,17 +102,6 @@ def test_lock_that_is_not_signed(tmp_path):
         OwnedFolder(tmp_path / "x")
     folder.close()
     folder.close()
-
-
-def test_file_system_without_locks_is_no_other_owner(tmp_path, monkeypatch):
-    """R107: nobody would find the process that it is said to be in use by."""
-
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(StoreError, match=r"without locks \(No locks available\).*local disk"):
-        OwnedFolder(tmp_path / "x")
 
 
 def test_path_that_is_a_file(store_slab, tmp_path):

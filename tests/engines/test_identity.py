@@ -144,15 +144,19 @@ def test_a_local_models_weights_are_part_of_it(tmp_path):
     """R39, R44: the same path, other weights; and the same weights twice."""
     (tmp_path / "config.json").write_text(json.dumps({"a": 1}))
     weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"one" * 100)
-    os.utime(weights, ns=(1, 1))
-    first = weights_digest(tmp_path)
-    assert weights_digest(tmp_path) == first
-    weights.write_bytes(b"two" * 100)
-    os.utime(weights, ns=(1, 1))
-    assert weights_digest(tmp_path) != first
     config = vllm_config(model_config__model=str(tmp_path))
-    assert digest(config) != digest()
+
+    def digests(content, time_ns=1):
+        weights.write_bytes(content)
+        os.utime(weights, ns=(time_ns, time_ns))
+        return weights_digest(tmp_path), digest(config)
+
+    first = digests(b"one" * 100)
+    assert digests(b"one" * 100) == first
+    long = bytes(2**20)  # of which no more is read
+    others = [digests(b"two" * 100), digests(long), digests(long + b"x"), digests(long, 2)]
+    for values in zip(first, *others, strict=True):
+        assert len(set(values)) == 5
 
 
 def test_a_model_that_is_not_here_has_no_digest():
