@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
+from vllm.v1.kv_cache_interface import KVQuantMode
 
 from kvtiers.engines.vllm.identity import (
     engine_fingerprint,
@@ -224,6 +225,28 @@ def test_groups_of_different_blocks_are_refused_by_size():
     """R80: 256 and 64 tokens."""
     with pytest.raises(UnsupportedEngineError, match=r"\[64, 256\]"):
         check_groups(kv_cache_config(full(256), sliding(1024, 64)))
+
+
+def test_block_hashes_that_do_not_end_where_blocks_do_are_refused():
+    """R80: 16 tokens in hashes of 12."""
+    cache = kv_cache_config(full(), hash_block_size=12)
+    with pytest.raises(UnsupportedEngineError, match=r"hashes cover 12 tokens, blocks 16"):
+        engine_shape(vllm_config(), cache)
+
+
+@pytest.mark.parametrize("mode", ["INT8_PER_TOKEN_HEAD", "NVFP4"])
+def test_pages_that_do_not_hold_all_of_their_kv_are_refused(mode):
+    """R79: their scales lie elsewhere, or they are packed in a way that was not tried."""
+    with pytest.raises(UnsupportedEngineError, match=f"{mode} is not served.*kv_cache_dtype"):
+        check_groups(kv_cache_config(full(kv_quant_mode=KVQuantMode[mode])))
+
+
+def test_tensors_of_another_form_are_refused_with_their_shape():
+    """R84: with K and V in an axis of their own nobody could tell which of two is which."""
+    cache = kv_cache_config(full())
+    tensors = {name: tensor.unsqueeze(1) for name, tensor in kv_caches(cache).items()}
+    with pytest.raises(UnsupportedEngineError, match=r"layer0: .*\(8, 1, 2, 16, 8\).*tokens"):
+        layout_of(cache, tensors)
 
 
 def test_recurrent_state_is_refused_by_name():

@@ -104,6 +104,15 @@ def test_blocks_of_a_request_that_goes_on_or_comes_back(side, resumed, expected)
     assert fenced(step(side, cached=cached)) == expected
 
 
+def test_a_namesake_of_an_aborted_request_was_offered_nothing(side):
+    """R20: it was looked up, and never given blocks."""
+    other = request_of("other")
+    side.num_matched(other, 0)
+    side.finished(other, ([],))
+    side.allocated(other, table(5, 6), 0)
+    assert fenced(step(side)) == [5, 6]
+
+
 def test_a_request_that_may_not_read_the_cache_is_not_asked_about(side):
     """R92: nor is anything brought ahead for it."""
     request = request_of("first", skip_reading_prefix_cache=True)

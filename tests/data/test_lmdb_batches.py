@@ -1,0 +1,57 @@
+"""Frames that LMDB refuses cost no other frame, and a file that was exchanged is opened anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import lmdb
+import pytest
+from lmdb_box import Box, key_of, settings_of
+
+from kvtiers.data.lmdb_files import DATA
+from kvtiers.data.lmdb_settings import Eviction
+from kvtiers.data.lmdb_writer import LMDBWriter
+from kvtiers.model.outcome import Outcome
+
+OK, FULL, FAILED = Outcome.OK, Outcome.FULL, Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(lmdb.MapFullError("full"), FULL), (lmdb.Error("EIO"), FAILED)]
+)
+def test_of_a_batch_that_is_refused_only_the_frame_at_fault_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: lmdb.Error, outcome: Outcome
+) -> None:
+    """R97: LMDB itself loses all of it."""
+    real = LMDBWriter._transact
+
+    def transact(writer: LMDBWriter, frames: list) -> list[Outcome]:
+        if any(frame.key == key_of(5) for frame in frames):
+            raise error
+        return real(writer, frames)
+
+    monkeypatch.setattr(LMDBWriter, "_transact", transact)
+    box = Box(settings_of(tmp_path / "shared.lmdb", eviction=Eviction.NONE))
+    assert box.put(*range(11)) == [OK] * 5 + [outcome] + [OK] * 5
+    assert box.get(4, 6) == [OK, OK]
+    box.close()
+
+
+def test_file_that_was_exchanged_is_not_written_to_in_vain(tmp_path: Path) -> None:
+    """R34: the one that is open has no name any more; nobody else would ever find a frame there."""
+    path = tmp_path / "shared.lmdb"
+    box = Box(settings_of(path))
+    assert box.put(1) == [OK]
+    shutil.copy(path / DATA, tmp_path / "copy")
+    os.replace(tmp_path / "copy", path / DATA)
+    deadline = time.monotonic() + 20
+    while box.put(2) != [OK]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    other = Box(settings_of(path))
+    assert other.get(2) == [OK]
+    other.close()
+    box.close()
