@@ -160,8 +160,27 @@ def test_a_local_models_weights_are_part_of_it(tmp_path):
         assert len(set(values)) == 5
 
 
+def test_weights_are_those_of_the_place_that_vllm_downloads_to(tmp_path, monkeypatch):
+    """R39: under the same name an older revision may lie in the usual place."""
+    for place in ("usual", "named"):
+        folder = tmp_path / place / "models--some--model"
+        (folder / "snapshots" / place).mkdir(parents=True)
+        (folder / "refs").mkdir()
+        (folder / "refs/main").write_text(place)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "usual"))
+    usual, named = (
+        vllm_config(load_config__download_dir=where) for where in (None, str(tmp_path / "named"))
+    )
+    found = [weights_folder(it.model_config, it.load_config) for it in (usual, named)]
+    assert [folder.name for folder in found] == ["usual", "named"]
+    before = digest(named)
+    (found[1] / "model.safetensors").write_bytes(b"new")
+    assert digest(named) != before
+
+
 def test_a_model_that_is_not_here_has_no_digest():
-    assert weights_folder(vllm_config().model_config) is None
+    config = vllm_config()
+    assert weights_folder(config.model_config, config.load_config) is None
     assert weights_digest(None) == "unresolved"
 
 
@@ -170,6 +189,7 @@ def test_a_model_that_is_not_here_has_no_digest():
     [
         ({"cache_config__prefix_caching_hash_algo": "xxhash"}, "seeded at random"),
         ({"load_config__load_format": "dummy"}, "random"),
+        ({"load_config__load_format": "tensorizer"}, "tensorizer the weights need not be"),
         ({"model_config__model": "some/model"}, "not found on this machine"),
     ],
 )
