@@ -167,6 +167,7 @@ def test_weights_are_those_of_the_place_that_vllm_downloads_to(tmp_path, monkeyp
         (folder / "snapshots" / place).mkdir(parents=True)
         (folder / "refs").mkdir()
         (folder / "refs/main").write_text(place)
+        (folder / "snapshots" / place / "model.safetensors").write_bytes(b"old")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "usual"))
     usual, named = (
         vllm_config(load_config__download_dir=where) for where in (None, str(tmp_path / "named"))
@@ -196,6 +197,8 @@ def test_a_model_that_is_not_here_has_no_digest():
 def test_keys_that_mean_nothing_elsewhere_are_not_lasting(tmp_path, change, reason):
     """R60: what another process could misread is never offered to one."""
     here = {"model_config__model": str(tmp_path)}
+    assert "not found on this machine" in why_not_lasting(vllm_config(**here)), "none in it"
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert why_not_lasting(vllm_config(**here)) == ""
     assert reason in why_not_lasting(vllm_config(**{**here, **change}))
 

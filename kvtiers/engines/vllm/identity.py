@@ -141,12 +141,12 @@ def why_not_lasting(vllm_config: Any) -> str:
         return "the weights are random (load_format dummy)"
     if str(load.load_format) not in _OF_THE_MODELS_FILES:
         return (
-            f"by load_format {load.load_format} the weights need not be those of the model's files, "
-            "so that nobody can tell whether they have changed; write --load-format auto"
+            f"by load_format {load.load_format} the weights need not be those of the model's "
+            "files, so that nobody can tell whether they have changed; write --load-format auto"
         )
     if weights_folder(vllm_config.model_config, load) is None:
         return (
-            f"the files of model {vllm_config.model_config.model!r} were not found on this "
+            f"the weights of model {vllm_config.model_config.model!r} were not found on this "
             "machine, so that nobody can tell whether they have changed; name a local folder"
         )
     return ""
@@ -158,24 +158,25 @@ def engine_instance(vllm_config: Any) -> str:
 
 
 def weights_folder(model_config: Any, load_config: Any) -> Path | None:
-    """Return where a model's files lie on this machine; no network is asked.
+    """Return where a model's weights lie on this machine; no network is asked.
 
     Where vLLM downloads to another place, those of the usual one may be older.
     """
     name = str(model_config.model)
-    if Path(name).is_dir():
-        return Path(name)
-    try:
-        return Path(
-            snapshot_download(
+    folder = Path(name)
+    if not folder.is_dir():
+        try:
+            found = snapshot_download(
                 name,
                 revision=model_config.revision,
                 cache_dir=getattr(load_config, "download_dir", None),
                 local_files_only=True,
             )
-        )
-    except (OSError, ValueError):  # not there, or no name of a repository
-        return None
+        except (OSError, ValueError):  # not there, or no name of a repository
+            return None
+        folder = Path(found)
+    # Without any, vLLM has them from elsewhere.
+    return folder if any(it.suffix in _WEIGHT_SUFFIXES for it in folder.iterdir()) else None
 
 
 def weights_digest(folder: Path | None) -> str:
