@@ -1,7 +1,8 @@
-"""Frames that LMDB refuses cost no other frame, and a file that was exchanged is opened anew."""
+"""What fails in the LMDB store costs no other frame; a file that was exchanged is opened anew."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -12,11 +13,12 @@ import pytest
 from lmdb_box import Box, key_of, settings_of
 
 from kvtiers.data.lmdb_files import DATA
+from kvtiers.data.lmdb_reader import LMDBReader
 from kvtiers.data.lmdb_settings import Eviction
 from kvtiers.data.lmdb_writer import LMDBWriter
 from kvtiers.model.outcome import Outcome
 
-OK, FULL, FAILED = Outcome.OK, Outcome.FULL, Outcome.FAILED
+OK, FULL, FAILED, MISSING = Outcome.OK, Outcome.FULL, Outcome.FAILED, Outcome.MISSING
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,32 @@ def test_of_a_batch_that_is_refused_only_the_frame_at_fault_is_lost(
     box = Box(settings_of(tmp_path / "shared.lmdb", eviction=Eviction.NONE))
     assert box.put(*range(11)) == [OK] * 5 + [outcome] + [OK] * 5
     assert box.get(4, 6) == [OK, OK]
+    box.close()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "EIO"), ValueError("bug"), MemoryError()])
+@pytest.mark.parametrize(("owner", "verb"), [(LMDBWriter, "put"), (LMDBReader, "get")])
+def test_error_of_any_kind_costs_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, verb: str, error: Exception
+) -> None:
+    """R60: the 3rd of 10; the threads of the store live on."""
+    calls, real = itertools.count(1), getattr(owner, verb)
+
+    def failing(self: object, frames: list) -> list[Outcome]:
+        if next(calls) == 3:
+            raise error
+        return real(self, frames)
+
+    monkeypatch.setattr(owner, verb, failing)
+    box = Box(settings_of(tmp_path / "shared.lmdb"))
+    puts = [box.put(n)[0] for n in range(10)]
+    gets = [box.get(n)[0] for n in range(10)]
+    if owner is LMDBWriter:
+        assert puts == [OK, OK, FAILED, *[OK] * 7]
+        assert gets == [OK, OK, MISSING, *[OK] * 7]
+    else:
+        assert puts == [OK] * 10
+        assert gets == [OK, OK, FAILED, *[OK] * 7]
     box.close()
 
 
