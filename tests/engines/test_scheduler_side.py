@@ -22,6 +22,13 @@ class Recorder:
     def __init__(self) -> None:
         self.steps: list[tuple[list[int], float]] = []
         self.num_ended = 0
+        self.prefetched: list[int] = []
+
+    def arrived(self, request_id, hashes) -> None:
+        pass
+
+    def prefetch(self, request_id, num_tokens, num_local_tokens) -> None:
+        self.prefetched.append(num_local_tokens)
 
     def schedule(self, step) -> StepOrders:
         return StepOrders(1, 0, num_scheduled_tokens=step.num_scheduled_tokens)
@@ -105,3 +112,15 @@ def test_steps_that_overlap_are_measured_one_after_another(side):
     side.now = 4.0
     end(side)
     assert side.connector.steps == [([100], 3.0), ([50], 1.0)]
+
+
+def test_what_vllms_prefix_cache_has_is_not_brought_ahead(side):
+    """R31: the leading blocks; what it has behind a gap is of no use."""
+    cached = {b"a", b"b", b"d"}
+    pool = SimpleNamespace(get_cached_block=lambda block_hash, groups: block_hash in cached)
+    side.kv_cache_manager = SimpleNamespace(block_pool=pool)
+    request = SimpleNamespace(request_id="r", num_tokens=65, skip_reading_prefix_cache=False)
+    for hashes in ([b"a", b"b", b"c", b"d"], [b"c"], []):
+        request.block_hashes = hashes
+        side.arrived(request)
+    assert side.connector.prefetched == [2 * 16, 0, 0]
