@@ -43,6 +43,8 @@ def test_fingerprint_is_the_same_for_the_same_engine():
     [
         {"model_config__revision": "v2"},
         {"model_config__model": "some/other"},
+        {"model_config__code_revision": "v2"},
+        {"model_config__model_impl": "transformers"},
         {"model_config__dtype": "torch.float16"},
         {"model_config__quantization": "awq"},
         {"model_config__hf_overrides": {"rope_theta": 1e6}},
@@ -156,8 +158,10 @@ def test_a_local_models_weights_are_part_of_it(tmp_path):
     assert digests(b"one" * 100) == first
     long = bytes(2**20)  # of which no more is read
     others = [digests(b"two" * 100), digests(long), digests(long + b"x"), digests(long, 2)]
+    (tmp_path / "modeling.py").write_text("code of its own")
+    others.append(digests(long, 2))
     for values in zip(first, *others, strict=True):
-        assert len(set(values)) == 5
+        assert len(set(values)) == 6
 
 
 def test_weights_are_those_of_the_place_that_vllm_downloads_to(tmp_path, monkeypatch):

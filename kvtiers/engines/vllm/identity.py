@@ -58,6 +58,7 @@ def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
         "engine_version": vllm_version(),  # whose kernels decide how a page is packed
         "model": str(model.model),
         "revision": str(model.revision),
+        "code": f"{getattr(model, 'model_impl', None)}@{getattr(model, 'code_revision', None)}",
         "weights": weights_digest(weights_folder(model, vllm_config.load_config)),
         "hf_config": _digest(_plain(model.hf_config.to_dict())),
         "hf_overrides": _digest(repr(getattr(model, "hf_overrides", None))),
@@ -180,7 +181,7 @@ def weights_folder(model_config: Any, load_config: Any) -> Path | None:
 
 
 def weights_digest(folder: Path | None) -> str:
-    """Return a digest of a local model's weights: headers, sizes and times of its files.
+    """Return a digest of a local model's weights and code: starts, sizes and times of its files.
 
     "unresolved" where they are not on this machine; then nothing outlives the engine.
     """
@@ -188,7 +189,7 @@ def weights_digest(folder: Path | None) -> str:
         return "unresolved"
     digest = blake3()
     for path in sorted(folder.iterdir()):
-        if path.suffix in _WEIGHT_SUFFIXES or path.name == "config.json":
+        if path.suffix in (*_WEIGHT_SUFFIXES, ".py") or path.name == "config.json":
             stat = path.stat()
             digest.update(f"{path.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
             with path.open("rb") as file:
