@@ -123,7 +123,7 @@ class FileIndex:
         self._require_length()
         with self._env.begin(write=True) as txn:
             self._put(txn, changes)
-        self._size = os.fstat(self._fd).st_size
+        self._size = self._completed(self._size)
 
     @property
     def outgrown(self) -> bool:
@@ -166,7 +166,7 @@ class FileIndex:
         self._env = lmdb.open(
             str(self.path), map_size=self._map_nbytes, max_dbs=2, mode=0o600, max_spare_txns=1
         )
-        self._fd = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)  # for its size
+        self._fd = os.open(self.path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)  # for its size
 
     def _open_databases(self, env: lmdb.Environment) -> None:
         self._meta, self._frames = env.open_db(b"meta"), env.open_db(b"frames")
@@ -188,6 +188,21 @@ class FileIndex:
         size = os.fstat(self._fd).st_size
         if size < self._size:
             raise lmdb.CorruptedError(f"{self.path} was cut to {size} of {self._size} bytes")
+
+    def _completed(self, before: int) -> int:
+        """Have the file reach to its last page, or it looks as if it was cut; returns its size.
+
+        LMDB writes no page that a transaction has taken and let go of, the last one neither.
+
+        Args:
+            before: its size at the last look: of one that is shorter, pages in use may be gone.
+        """
+        size = os.fstat(self._fd).st_size
+        needed = (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
+        if before <= size < needed:
+            os.ftruncate(self._fd, needed)
+            return needed
+        return size
 
     def _enter(self) -> tuple[bytes, int]:
         """Read who the index is of, or write it into a new one."""
