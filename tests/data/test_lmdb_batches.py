@@ -1,10 +1,12 @@
-"""What fails in the LMDB store costs no other frame; a file that was exchanged is opened anew."""
+"""What fails in an LMDB store costs no other frame; a changed or inherited file is opened anew."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -83,3 +85,35 @@ def test_file_that_was_exchanged_is_not_written_to_in_vain(tmp_path: Path) -> No
     assert other.get(2) == [OK]
     other.close()
     box.close()
+
+
+FORKING = """
+import os, sys
+from pathlib import Path
+from kvtiers.data.lmdb_access import LMDBAccess
+from kvtiers.data.lmdb_errors import UnavailableError
+from kvtiers.data.lmdb_settings import LMDBStoreSettings
+
+access = LMDBAccess(LMDBStoreSettings(Path(sys.argv[1]), 2**22))
+inherited = access.open()
+child = os.fork()
+if child == 0:
+    try:
+        with inherited.reading():
+            os._exit(1)
+    except UnavailableError:
+        pass
+    with access.reading() as session:
+        os._exit(2 if session.env is inherited else 0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+with access.reading() as session:
+    assert session.env is inherited
+access.close()
+"""
+
+
+def test_forked_child_reads_by_an_environment_of_its_own(tmp_path: Path) -> None:
+    """R100: with the parent's it would use the parent's place among the readers."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKING, str(tmp_path / "shared.lmdb")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
