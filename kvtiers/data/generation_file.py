@@ -6,18 +6,17 @@ import contextlib
 import logging
 import os
 import secrets
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from kvtiers.data.lmdb_files import sync_folder
 from kvtiers.model.errors import StoreError
+from kvtiers.observe.files import sweep
 
 logger = logging.getLogger(__name__)
 
 _FOLDER: Final = "generations"
-_MAX_DRAFT_SECONDS: Final = 3600.0
 _MAX: Final = 2**62  # what is recorded counts up from 0; what a reset draws lies above
 
 
@@ -99,7 +98,7 @@ def _read(path: Path) -> int:
 
 def _write(path: Path, number: int) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _sweep(path)
+    sweep(path.parent.glob(f"{path.name}.*.tmp"))
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -115,14 +114,6 @@ def _write(path: Path, number: int) -> None:
         raise
     sync_folder(path.parent)
     sync_folder(path.parents[1])  # which names that folder
-
-
-def _sweep(path: Path) -> None:
-    """Remove drafts of a record that killed processes have left; a living one is done at once."""
-    for draft in path.parent.glob(f"{path.name}.*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - draft.stat().st_mtime > _MAX_DRAFT_SECONDS:
-                draft.unlink()
 
 
 def recorded_generations(folder: Path) -> dict[str, int]:
