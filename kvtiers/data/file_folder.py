@@ -25,8 +25,8 @@ class OwnedFolder:
     the file.
 
     Raises:
-        StoreError: the folder cannot be made or written, belongs to another user, or another
-            process owns it: the message says who.
+        StoreError: the folder cannot be made, written or locked, belongs to another user, or
+            another process owns it: the message says who.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,9 +38,14 @@ class OwnedFolder:
         except OSError as error:
             holder = _holder(self._fd)
             os.close(self._fd)
+            if isinstance(error, BlockingIOError):
+                raise StoreError(
+                    f"{folder} is in use by {holder} ({error.strerror}); give each engine an "
+                    "instance of its own, or end that process"
+                ) from error
             raise StoreError(
-                f"{folder} is in use by {holder} ({error.strerror}); give each engine an instance "
-                "of its own, or end that process"
+                f"{folder} lies on a file system without locks ({error.strerror}), where nothing "
+                "keeps a second engine out: name a folder on a local disk"
             ) from error
         self._sign()
 

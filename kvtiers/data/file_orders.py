@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from kvtiers.model.errors import StoreError
 from kvtiers.model.keys import STORE_KEY_NBYTES, StoreKey
+from kvtiers.observe.files import sweep
 
 _logger = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ class OrderBox:
         self._clock = clock
         self._next_look = float("-inf")
         self._change: int | None = None  # that ends what has been carried out
+        sweep(folder.glob(f"{ORDER}.*.tmp"))
 
     def attend(self, store: _Store) -> None:
         """Look for an order, unless that was done lately; never waits, never raises."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from kvtiers.data.lmdb_files import sync_folder
 from kvtiers.model.errors import StoreError
+from kvtiers.observe.files import sweep
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ def _read(path: Path) -> int:
 
 def _write(path: Path, number: int) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sweep(path.parent.glob(f"{path.name}.*.tmp"))
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-import lmdb
-
 from kvtiers.data.file_index import FileIndex, IndexChange
 from kvtiers.data.slab_file import SlabFile
 
@@ -121,9 +119,9 @@ class IndexPublisher:
                 self._num_unsynced += 1
         try:
             self._index.commit(changes)
-        except lmdb.Error as error:  # a full disk shows up as its base class
+        except Exception:  # thread top: frames wait for a commit, or to hear that it failed
             if not self._failed:
-                _logger.error("cannot commit %d changes to the index: %s", len(changes), error)
+                _logger.exception("cannot commit %d changes to the index", len(changes))
             self._failed = True
             return False
         self._failed = False

@@ -134,19 +134,23 @@ class IndexReader:
     def _serve(self) -> None:
         while not self._closed:
             item = self._next()
-            if item is None:
-                for access in self._accesses.values():
-                    access.check()
-                continue
-            if isinstance(item, int):
-                for space in self._key_spaces:
-                    space.enter(item)
-                continue
             try:
-                self._advance(item)
+                self._turn(item)
             except Exception:  # thread top: a lookup that fails must not end the others
-                logger.exception("a lookup in %s failed", item.lookup.store)
-                self._answer_rest(item, 0)
+                stores = ", ".join((*self._accesses, *self._inventories))
+                logger.exception("%s: a look into the index failed", stores)
+                if isinstance(item, _Question):
+                    self._answer_rest(item, 0)
+
+    def _turn(self, item: _Question | int | None) -> None:
+        if item is None:
+            for access in self._accesses.values():
+                access.check()
+        elif isinstance(item, int):
+            for space in self._key_spaces:
+                space.enter(item)
+        else:
+            self._advance(item)
 
     def _next(self) -> _Question | int | None:
         """Wait for what is asked; None if it is nothing for a while, or no longer."""

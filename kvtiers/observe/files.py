@@ -1,12 +1,16 @@
-"""Writes files whole or not at all."""
+"""Writes files whole or not at all, and removes what is left of others that were not."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
+
+_MAX_DRAFT_SECONDS: Final = 3600.0
 
 
 def write_whole(contents: Mapping[Path, bytes]) -> None:
@@ -38,6 +42,14 @@ def write_whole(contents: Mapping[Path, bytes]) -> None:
         for draft in drafts:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
+
+
+def sweep(drafts: Iterable[Path]) -> None:
+    """Remove drafts that killed processes have left; whoever lives is done with one at once."""
+    for draft in drafts:
+        with contextlib.suppress(OSError):
+            if time.time() - draft.stat().st_mtime > _MAX_DRAFT_SECONDS:
+                draft.unlink()
 
 
 def file_name(text: str) -> str:

@@ -8,7 +8,7 @@ from lives import ALWAYS, Told, count, fake, forget_hbm
 from kvtiers.connector.step import Reload
 from kvtiers.data.copier import Direction
 from kvtiers.model.errors import ProtocolError
-from kvtiers.model.messages import DRAM
+from kvtiers.model.messages import DRAM, Link, WorkerReport
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.fake_engine import Setup, prompt_of, random_work
 from kvtiers.testing.fake_step import EngineSettings
@@ -138,6 +138,18 @@ def test_a_lookup_that_came_to_nothing_leaves_no_work():
     check_quiet(told.connector.controller)
 
 
+def test_a_namesake_of_a_request_whose_load_failed_may_load():
+    """R20: the request itself must not, or it would loop; nothing of that outlives it."""
+    told = Told()
+    told.store(4)
+    question = "r", told.hashes(4), 65, 0
+    told.connector.allocated("r", (list(range(1, 6)),), 0, told.connector.reloadable(*question))
+    told.answer(told.step({"r": 65}), Outcome.TIMED_OUT)
+    assert told.connector.reloadable(*question).num_tokens == 0
+    told.connector.finished("r", ([],))
+    assert told.connector.reloadable(*question).num_tokens == 64
+
+
 @pytest.mark.parametrize("block_ids", [(), ([],)])
 def test_an_end_without_blocks_stores_nothing(block_ids):
     """R21: preempted in its last step."""
@@ -254,6 +266,18 @@ def test_a_link_with_a_queue_is_not_chosen():
     assert told.connector.reloadable("busy", *question).num_tokens == 0
     links.done("dram>hbm", 2**50)
     assert told.connector.reloadable("later", *question).num_tokens == 64 * 16
+
+
+def test_a_link_that_was_found_slow_is_not_chosen():
+    """R109: by what the ranks report, job by job."""
+    told = Told(num_slots=200, cost={"mode": "auto"})
+    told.store(64)
+    question = told.hashes(64), 64 * 16 + 1, 0
+    assert told.connector.reloadable("before", *question).num_tokens == 64 * 16
+    slow = Link("dram>hbm", 64, 64 * 2**20, 1000.0)
+    for _ in range(20):
+        told.connector.reported(WorkerReport(links=(slow,)))
+    assert told.connector.reloadable("after", *question).num_tokens == 0
 
 
 def test_blocks_that_another_connector_fills_are_read_before():

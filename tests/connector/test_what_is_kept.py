@@ -40,6 +40,18 @@ def test_a_tail_that_was_lost_meanwhile_is_offered_again_at_the_end():
     assert order.block_ids.tolist() == [101, 102]
 
 
+def test_blocks_that_found_no_room_are_offered_again_in_the_next_step():
+    """R15: every slot is pinned; the cursor stays before the first block that was refused."""
+    told = Told(num_slots=4)
+    told.connector.arrived("other", told.hashes(4, "q"))
+    pinned = told.step({"other": 64})
+    told.connector.arrived("r", told.hashes(2))
+    assert not told.step({"r": 32}).after
+    told.answer(pinned)
+    (order,) = told.step({"r": 33}).after
+    assert order.block_ids.tolist() == [100, 101]
+
+
 def test_what_was_computed_before_a_reset_is_not_stored_after_it():
     """The weights may have changed: a running request goes on, but is nobody else's."""
     told = Told()

@@ -10,6 +10,7 @@ import pytest
 from workers import OK, SOON, A, B, copy_all, copy_three, held, stores
 
 from kvtiers.connector import worker as worker_module
+from kvtiers.data.copier import Direction
 from kvtiers.data.memory_store import MemoryStore
 from kvtiers.model.messages import (
     DRAM,
@@ -33,6 +34,29 @@ def test_offload_after_the_forward_pass_has_what_it_computed(worker):
     worker.settle()
     assert worker.rank.holds(5, A)
     assert worker.outcomes(order) == {DRAM: [OK]}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_offload_reads_what_the_engine_has_only_queued(make_worker, when):
+    """R02: tokens are counted as computed once the forward pass returns; the device is behind."""
+    worker = make_worker(make_copier=None)
+    rank = worker.rank
+    rank.fill([0], [B])
+    order = rank.orders.offload([A], [0], [0])
+    if when == "before":
+        rank.device.compute(0, A)
+        worker.step(before=(order,))
+    else:
+        worker.step(lambda: rank.device.compute(0, A), after=(order,))
+    while not rank.device.num_copies(Direction.GATHER):
+        time.sleep(0.0005)
+    assert not rank.device.step(), "copied before its block was filled"
+    rank.device.work()
+    copy_all(worker)
+    back = rank.orders.reload([A], [5], [0])
+    worker.connector.begin_step(worker.orders(before=(back,)))
+    copy_all(worker)
+    assert rank.holds(5, A)
 
 
 def test_fenced_block_is_read_before_begin_step_returns(make_worker):

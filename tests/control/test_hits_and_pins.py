@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvtiers.control.reload import LoadRequest
 from kvtiers.control.tier import Residence
 from kvtiers.model.errors import ProtocolError
-from kvtiers.model.messages import HBM, Completion, Presence
+from kvtiers.model.messages import HBM, NO_BLOCK, Completion, Presence
 from kvtiers.model.outcome import Outcome
 from kvtiers.testing.invariants import check_quiet
 
@@ -253,6 +254,19 @@ def test_window_groups_need_only_what_attention_sees():
     (order,) = reloads(scene.step())
     assert order.num_blocks == 12
     assert scene.answer(order.job_id).num_failed == 0
+
+
+def test_blocks_for_which_the_engine_keeps_no_place_are_not_loaded():
+    """R89: it may give up more of a window than attention needs."""
+    scene = Scene(windowed(32, None, 8))
+    full, slid = chain("f", 10, 0), chain("s", 10, 1)
+    scene.offload(full, slid)
+    block_ids = [list(range(200, 210)), [NO_BLOCK] * 9 + [211]]
+    job_id = scene.controller.allocated(LoadRequest("a", (full, slid), block_ids, 0, 10), 0.0)
+    (order,) = reloads(scene.step())
+    assert order.block_keys() == [*full, slid[9]]
+    assert order.block_ids.tolist() == [*range(200, 210), 211]
+    assert scene.answer(job_id).num_failed == 0
 
 
 def test_a_hole_in_a_window_cuts_the_hit_for_all_groups():

@@ -273,3 +273,15 @@ def test_all_groups_of_layers_are_asked_for_in_one_question() -> None:
     assert [lookup.keys for lookup in engine.lookups] == [pack_keys([*first, *second])]
     engine.answer()
     assert engine.hits(first, second) == 64
+
+
+def test_a_namesake_of_a_request_that_ended_waits_anew():
+    """R20: of one that waited in vain, and was aborted, nothing is left."""
+    engine, keys = Engine(), chain("a", SHORT)
+    assert engine.hits(keys) is None
+    engine.now += 0.8 * FLOOR
+    flags = np.full(len(keys), NOT_LOOKED_UP, np.uint8)
+    engine.controller.answered(Presence("shared", pack_keys(keys), flags))
+    engine.controller.finished("a")
+    engine.now += 0.4 * FLOOR
+    assert engine.hits(keys) is None

@@ -54,6 +54,37 @@ def test_commit_is_all_or_nothing(tmp_path):
     index.close()
 
 
+@pytest.mark.parametrize("num_kept", [0, 300])
+def test_commit_of_what_comes_and_goes_does_not_make_the_file_look_cut(tmp_path, num_kept):
+    """R57: frames put and dropped between two commits. The next start would begin empty."""
+    index = FileIndex(tmp_path, 1, 4096, index_nbytes(4000))
+    kept = {random_key(): IndexRecord(0, i, 1, i) for i in range(num_kept)}
+    index.commit([IndexChange(key, record) for key, record in kept.items()])
+    passing = [random_key() for _ in range(2000)]
+    brought = [IndexChange(key, IndexRecord(0, i, 1, 1000 + i)) for i, key in enumerate(passing)]
+    index.commit([*brought, *map(IndexChange, passing)])
+    assert index_problem(index.path) is None
+    index.close()
+    index = FileIndex(tmp_path, 1, 4096, index_nbytes(4000))
+    assert index.records() == kept
+    index.close()
+
+
+def test_draft_of_a_process_that_was_killed_is_in_nobodys_way(tmp_path):
+    """R67."""
+    index = FileIndex(tmp_path, 1, 4096, index_nbytes(8))
+    records = {random_key(): IndexRecord(0, 0, 1, 1)}
+    draft = index.path / "new"
+    draft.mkdir()
+    (draft / "data.mdb").write_bytes(b"half")
+    index.close()
+    index = FileIndex(tmp_path, 1, 4096, index_nbytes(8))
+    assert not draft.exists()
+    index.rewrite(records)
+    assert index.records() == records
+    index.close()
+
+
 @pytest.mark.parametrize("num", [1, 8, 300, 5000])
 def test_map_is_large_enough_to_rewrite_everything_at_once(tmp_path, num):
     """Over and over: pages in use, pages just freed, and pages that are written."""

@@ -1,6 +1,7 @@
 """Orders to the owner of a file store: taken once, answered when durable, never in the way."""
 
 import json
+import os
 
 import pytest
 from lmdb_box import key_of
@@ -180,3 +181,13 @@ def test_an_order_says_everything(scene):
     keys = tuple(key_of(n) for n in range(3))
     order = Order(Verb.DELETE, 12.5, keep_frames=3, keys=keys)
     assert Order.decode(order.encode()) == order
+
+
+def test_drafts_that_a_killed_command_has_left_are_swept_at_the_start(tmp_path):
+    """R67: not one that is being written."""
+    old, young = (tmp_path / f"{ORDER}.{pid}.tmp" for pid in (7, 8))
+    for draft in (old, young):
+        draft.write_text("half")
+    os.utime(old, (0, 0))
+    Scene(tmp_path)
+    assert list(tmp_path.iterdir()) == [young]

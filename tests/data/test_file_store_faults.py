@@ -34,6 +34,7 @@ from kvtiers.testing.store_suite import FRAME_NBYTES, NUM_SLOTS, SLOT_NBYTES, Ha
 
 OK, FULL, MISSING = Outcome.OK, Outcome.FULL, Outcome.MISSING
 FAILED, CORRUPT = Outcome.FAILED, Outcome.CORRUPT
+NO_SPACE = lmdb.Error("mdb_txn_commit: No space left on device")
 
 
 @pytest.fixture
@@ -185,22 +186,23 @@ def test_full_disk_is_full_and_loses_nothing(store_slab, tmp_path, result):
 
 
 class Refusing:
-    """An index whose commits fail as on a full disk: with LMDB's base class."""
+    """An index whose commits fail: on a full disk with LMDB's base class, or as no one foresaw."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, error=NO_SPACE):
         real = FileIndex.commit
 
         def commit(index, changes):
             if self.on:
-                raise lmdb.Error("mdb_txn_commit: No space left on device")
+                raise error
             real(index, changes)
 
         self.on = True
         monkeypatch.setattr(FileIndex, "commit", commit)
 
 
+@pytest.mark.parametrize("error", [NO_SPACE, OSError(5, "EIO"), ValueError("bug")])
 def test_index_that_cannot_be_written_refuses_only_what_hangs_on_it(
-    store_slab, tmp_path, monkeypatch
+    store_slab, tmp_path, monkeypatch, error
 ):
     """A slot whose old record is still on disk is not written: a crash would mix them up."""
     box = open_box(store_slab, tmp_path, num_slots=4)
@@ -208,7 +210,7 @@ def test_index_that_cannot_be_written_refuses_only_what_hangs_on_it(
     box.store.close()
     box = open_box(store_slab, tmp_path, num_slots=4, publish_seconds=0.001)
     assert box.get(1, 2, 3) == [OK] * 3
-    disk = Refusing(monkeypatch)
+    disk = Refusing(monkeypatch, error)
     assert box.put(4) == [OK]  # the last clean slot
     box.store.delete([store_key_of(1)])
     assert box.put(5) == [FULL]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -76,6 +77,20 @@ def test_damaged_record_is_an_error(tmp_path, text):
     record.write_text(text)
     with pytest.raises(StoreError, match="no record of a generation"):
         Generations([tmp_path], ONE)
+
+
+def test_drafts_that_killed_processes_have_left_are_swept(tmp_path):
+    """R67: old ones only, and no file of another name."""
+    Generations([tmp_path], ONE).renew()
+    (record,) = (tmp_path / "generations").iterdir()
+    old, young = (record.with_name(f"{record.name}.{pid}.tmp") for pid in (7, 8))
+    notes = record.with_name("notes.tmp")
+    for path in (old, young, notes):
+        path.write_text("1")
+    for path in (old, notes):
+        os.utime(path, (0, 0))
+    Generations([tmp_path], ONE).renew()
+    assert set(record.parent.iterdir()) == {record, young, notes}
 
 
 def test_without_stores_nothing_is_written(tmp_path):

@@ -12,8 +12,10 @@ import pytest
 from lmdb_box import FORMAT, MIB, NBYTES, settings_of
 
 from kvtiers.control.presence import Belief, PresenceTable
+from kvtiers.data import index_reader
 from kvtiers.data.index_reader import PIECE_KEYS, IndexReader
 from kvtiers.data.key_space import KeySpace
+from kvtiers.data.lmdb_access import LMDBAccess
 from kvtiers.data.lmdb_files import DATA
 from kvtiers.data.lmdb_registry import REGISTRY
 from kvtiers.data.lmdb_store import LMDBStore
@@ -214,6 +216,24 @@ def test_file_that_goes_is_absent_and_found_again(engine: Engine) -> None:
     while engine.ask(1) != [1]:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_look_that_fails_in_any_way_does_not_end_the_reader(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R60: an idle reader looks whether the file is back."""
+    failed = threading.Event()
+
+    def check(_: LMDBAccess) -> None:
+        failed.set()
+        raise ValueError("bug")
+
+    engine.put(1)
+    monkeypatch.setattr(index_reader, "_IDLE_SECONDS", 0.001)
+    monkeypatch.setattr(LMDBAccess, "check", check)
+    assert engine.ask(1) == [1]
+    assert failed.wait(20)
+    assert engine.ask(1) == [1]
 
 
 def test_store_that_is_made_later_is_found_then(tmp_path: Path) -> None:

@@ -154,6 +154,11 @@ def test_all_of_the_slab_is_registered_in_chunks(pin: PinMode) -> None:
     assert registrar.held == {}
 
 
+def test_chunks_are_far_below_what_drivers_refuse() -> None:
+    """R69: 512 GiB."""
+    assert slab_module.PIN_CHUNK_NBYTES <= 256 * 2**30
+
+
 def test_no_slot_lies_in_two_registrations() -> None:
     registrar = FakeRegistrar()
     slab = Slab(7, 3 * PAGE, pin="on", registrar=registrar, pin_chunk_nbytes=7 * PAGE)

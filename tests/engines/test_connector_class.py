@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +12,14 @@ pytest.importorskip("vllm")
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from kvtiers.connector.worker import Loaded
 from kvtiers.engines.vllm import KVTiersConnector
+from kvtiers.engines.vllm.metadata import KVTiersWorkerMetadata
 from kvtiers.engines.vllm.plugin import NAME, register
 from kvtiers.model.errors import ConfigError, ProtocolError
+from kvtiers.model.messages import WorkerReport
 
-from .fakes import full, kv_cache_config, vllm_config
+from .fakes import full, kv_cache_config, sliding, vllm_config
 
 INLINE = {"config": {"tiers": [{"kind": "dram", "capacity": "64MiB"}]}}
 
@@ -48,6 +52,17 @@ def test_two_connectors_live_in_one_process():
         connector.shutdown()
 
 
+def test_start_says_where_the_configuration_comes_from(tmp_path, caplog):
+    """R116: once an engine, so that nobody wonders which file is in force."""
+    path = tmp_path / "kvtiers.yaml"
+    path.write_text("tiers: [{kind: dram, capacity: 64MiB}]")
+    with caplog.at_level(logging.INFO):
+        for role in KVConnectorRole:
+            KVTiersConnector(config({"config": str(path)}), role, kv_cache_config(full()))
+    told = [record.message for record in caplog.records if "configuration from" in record.message]
+    assert told == [f"kvtiers configuration from {path}"]
+
+
 def test_an_unknown_extra_key_is_named():
     extra = {**INLINE, "cpu_bytes": 1}
     with pytest.raises(ConfigError, match="cpu_bytes"):
@@ -67,6 +82,29 @@ def test_lookups_before_the_ranks_said_hello_are_a_clear_error():
     )
     with pytest.raises(ProtocolError, match="have not said hello"):
         connector.get_num_new_matched_tokens(request, 0)
+
+
+@pytest.mark.parametrize(
+    ("specs", "failed_requests", "failed_blocks"),
+    [([full()], set(), {7, 8}), ([full(), sliding(64)], {"b"}, set())],
+    ids=["one group", "several groups"],
+)
+def test_failed_loads_are_told_as_vllm_can_take_them_back(specs, failed_requests, failed_blocks):
+    """R35: block ids say nothing of the other KV groups, so the whole request starts again."""
+    connector = KVTiersConnector(config(), KVConnectorRole.WORKER, kv_cache_config(*specs))
+    loaded = Loaded(frozenset("ab"), frozenset("b"), frozenset({7, 8}))
+    connector.worker_side._connector = SimpleNamespace(take_loaded=lambda: loaded)
+    told = connector.get_transfer_results(set())
+    assert (told.finished_recving, told.failed_recving) == ({"a", "b"}, failed_requests)
+    assert connector.get_block_ids_with_load_errors() == failed_blocks
+    assert connector.get_block_ids_with_load_errors() == set()
+
+
+def test_what_ranks_report_is_put_together():
+    """R22: each of them answers every job."""
+    metas = [KVTiersWorkerMetadata(WorkerReport(counters={f"rank{i}": 1})) for i in range(3)]
+    together = metas[0].aggregate(metas[1]).aggregate(metas[2])
+    assert together.report.counters == {"rank0": 1, "rank1": 1, "rank2": 1}
 
 
 def test_registration_may_be_repeated():

@@ -25,7 +25,7 @@ class Told:
         config = parse_mapping({"tiers": [{"kind": "dram", "capacity": "1MiB"}]})
         self.side = SchedulerSide(config, vllm_config(), kv_cache_config(full()))
         self.side.connector = self
-        self.num_distrusts = 0
+        self.num_distrusts = self.num_allocated = 0
         self.asynchronous = True
         self.loads: list[LoadDone] = []
 
@@ -33,6 +33,9 @@ class Told:
         return Reload(32, asynchronous=self.asynchronous)
 
     def allocated(self, *_):
+        self.num_allocated += 1
+
+    def will_fill(self, _):
         pass
 
     def reported(self, _):
@@ -48,7 +51,10 @@ class Told:
         )
         self.side.num_matched(request, 0)
         blocks = [SimpleNamespace(is_null=False, block_id=b) for b in block_ids]
-        self.side.allocated(request, SimpleNamespace(blocks=[blocks]), 32)
+        for _ in range(2):  # R17: the second call changes nothing
+            self.side.allocated(request, SimpleNamespace(blocks=[blocks]), 32)
+        assert self.num_allocated == 1
+        self.num_allocated = 0
 
     def output(self, invalid=(), over=()):
         self.loads = [LoadDone(request_id, 0, 2, 0.1) for request_id in over]
@@ -80,3 +86,16 @@ def test_any_other_load_that_failed_does(invalid):
     told.load("a", [5, 6])
     told.load("b", [7, 8], asynchronous=False)
     assert told.output(invalid=invalid, over=["a", "b"]) == 1
+
+
+def test_what_a_failed_load_in_a_step_left_in_vllms_prefix_cache_is_taken_out():
+    """R32: all of its request from the load on; not what is only under way between steps."""
+    told, evicted = Told(), []
+    told.side.kv_cache_manager = SimpleNamespace(evict_blocks=evicted.append)
+    told.load("a", [5, 6])
+    told.load("b", [7, 8], asynchronous=False)
+    told.load("c", [9], asynchronous=False)
+    told.output(invalid=[5, 8])
+    assert evicted == [{7, 8}]
+    told.output(invalid=[8])
+    assert evicted == [{7, 8}]

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
+from vllm.v1.kv_cache_interface import KVQuantMode
 
 from kvtiers.engines.vllm.identity import (
     engine_fingerprint,
@@ -42,6 +43,8 @@ def test_fingerprint_is_the_same_for_the_same_engine():
     [
         {"model_config__revision": "v2"},
         {"model_config__model": "some/other"},
+        {"model_config__code_revision": "v2"},
+        {"model_config__model_impl": "transformers"},
         {"model_config__dtype": "torch.float16"},
         {"model_config__quantization": "awq"},
         {"model_config__hf_overrides": {"rope_theta": 1e6}},
@@ -144,19 +147,45 @@ def test_a_local_models_weights_are_part_of_it(tmp_path):
     """R39, R44: the same path, other weights; and the same weights twice."""
     (tmp_path / "config.json").write_text(json.dumps({"a": 1}))
     weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"one" * 100)
-    os.utime(weights, ns=(1, 1))
-    first = weights_digest(tmp_path)
-    assert weights_digest(tmp_path) == first
-    weights.write_bytes(b"two" * 100)
-    os.utime(weights, ns=(1, 1))
-    assert weights_digest(tmp_path) != first
     config = vllm_config(model_config__model=str(tmp_path))
-    assert digest(config) != digest()
+
+    def digests(content, time_ns=1):
+        weights.write_bytes(content)
+        os.utime(weights, ns=(time_ns, time_ns))
+        return weights_digest(tmp_path), digest(config)
+
+    first = digests(b"one" * 100)
+    assert digests(b"one" * 100) == first
+    long = bytes(2**20)  # of which no more is read
+    others = [digests(b"two" * 100), digests(long), digests(long + b"x"), digests(long, 2)]
+    (tmp_path / "modeling.py").write_text("code of its own")
+    others.append(digests(long, 2))
+    for values in zip(first, *others, strict=True):
+        assert len(set(values)) == 6
+
+
+def test_weights_are_those_of_the_place_that_vllm_downloads_to(tmp_path, monkeypatch):
+    """R39: under the same name an older revision may lie in the usual place."""
+    for place in ("usual", "named"):
+        folder = tmp_path / place / "models--some--model"
+        (folder / "snapshots" / place).mkdir(parents=True)
+        (folder / "refs").mkdir()
+        (folder / "refs/main").write_text(place)
+        (folder / "snapshots" / place / "model.safetensors").write_bytes(b"old")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "usual"))
+    usual, named = (
+        vllm_config(load_config__download_dir=where) for where in (None, str(tmp_path / "named"))
+    )
+    found = [weights_folder(it.model_config, it.load_config) for it in (usual, named)]
+    assert [folder.name for folder in found] == ["usual", "named"]
+    before = digest(named)
+    (found[1] / "model.safetensors").write_bytes(b"new")
+    assert digest(named) != before
 
 
 def test_a_model_that_is_not_here_has_no_digest():
-    assert weights_folder(vllm_config().model_config) is None
+    config = vllm_config()
+    assert weights_folder(config.model_config, config.load_config) is None
     assert weights_digest(None) == "unresolved"
 
 
@@ -165,12 +194,15 @@ def test_a_model_that_is_not_here_has_no_digest():
     [
         ({"cache_config__prefix_caching_hash_algo": "xxhash"}, "seeded at random"),
         ({"load_config__load_format": "dummy"}, "random"),
+        ({"load_config__load_format": "tensorizer"}, "tensorizer the weights need not be"),
         ({"model_config__model": "some/model"}, "not found on this machine"),
     ],
 )
 def test_keys_that_mean_nothing_elsewhere_are_not_lasting(tmp_path, change, reason):
     """R60: what another process could misread is never offered to one."""
     here = {"model_config__model": str(tmp_path)}
+    assert "not found on this machine" in why_not_lasting(vllm_config(**here)), "none in it"
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert why_not_lasting(vllm_config(**here)) == ""
     assert reason in why_not_lasting(vllm_config(**{**here, **change}))
 
@@ -220,6 +252,28 @@ def test_groups_of_different_blocks_are_refused_by_size():
     """R80: 256 and 64 tokens."""
     with pytest.raises(UnsupportedEngineError, match=r"\[64, 256\]"):
         check_groups(kv_cache_config(full(256), sliding(1024, 64)))
+
+
+def test_block_hashes_that_do_not_end_where_blocks_do_are_refused():
+    """R80: 16 tokens in hashes of 12."""
+    cache = kv_cache_config(full(), hash_block_size=12)
+    with pytest.raises(UnsupportedEngineError, match=r"hashes cover 12 tokens, blocks 16"):
+        engine_shape(vllm_config(), cache)
+
+
+@pytest.mark.parametrize("mode", ["INT8_PER_TOKEN_HEAD", "NVFP4"])
+def test_pages_that_do_not_hold_all_of_their_kv_are_refused(mode):
+    """R79: their scales lie elsewhere, or they are packed in a way that was not tried."""
+    with pytest.raises(UnsupportedEngineError, match=f"{mode} is not served.*kv_cache_dtype"):
+        check_groups(kv_cache_config(full(kv_quant_mode=KVQuantMode[mode])))
+
+
+def test_tensors_of_another_form_are_refused_with_their_shape():
+    """R84: with K and V in an axis of their own nobody could tell which of two is which."""
+    cache = kv_cache_config(full())
+    tensors = {name: tensor.unsqueeze(1) for name, tensor in kv_caches(cache).items()}
+    with pytest.raises(UnsupportedEngineError, match=r"layer0: .*\(8, 1, 2, 16, 8\).*tokens"):
+        layout_of(cache, tensors)
 
 
 def test_recurrent_state_is_refused_by_name():

@@ -106,6 +106,14 @@ def samples(registry):
     return [sample for metric in registry.collect() for sample in metric.samples]
 
 
+def test_a_counter_never_shrinks(registry):
+    """R90: Prometheus would raise, and end the loop that serves."""
+    found = exporter(registry)
+    for value in (3, -2, 0):
+        found.apply(metrics.Snapshot({(metrics.BLOCKS_EVICTED, ("dram",)): value}))
+    assert registry.get_sample_value(metrics.BLOCKS_EVICTED, {"tier": "dram"}) == 3
+
+
 class Wrapper:
     """Like an engine's own metric classes: no registry, never complains about a name."""
 

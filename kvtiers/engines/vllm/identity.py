@@ -28,6 +28,22 @@ logger = logging.getLogger(__name__)
 
 _WEIGHT_HEADER_NBYTES: Final = 1 << 20
 _ROPE_BY_LENGTH: Final = {"longrope", "su"}
+# Ways to load that read the folder of the model; others may read anything from anywhere.
+_OF_THE_MODELS_FILES: Final = {
+    "auto",
+    "bitsandbytes",
+    "fastsafetensors",
+    "gguf",
+    "hf",
+    "instanttensor",
+    "mistral",
+    "npcache",
+    "pt",
+    "runai_streamer",
+    "runai_streamer_sharded",
+    "safetensors",
+    "sharded_state",
+}
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -42,7 +58,8 @@ def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
         "engine_version": vllm_version(),  # whose kernels decide how a page is packed
         "model": str(model.model),
         "revision": str(model.revision),
-        "weights": weights_digest(weights_folder(model)),
+        "code": f"{getattr(model, 'model_impl', None)}@{getattr(model, 'code_revision', None)}",
+        "weights": weights_digest(weights_folder(model, vllm_config.load_config)),
         "hf_config": _digest(_plain(model.hf_config.to_dict())),
         "hf_overrides": _digest(repr(getattr(model, "hf_overrides", None))),
         "model_dtype": str(model.dtype),
@@ -60,7 +77,7 @@ def engine_fingerprint(vllm_config: Any, layout: KVLayout) -> Fingerprint:
     draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
     if draft is not None:  # its layers lie in the same blocks
         facts["draft_model"] = f"{draft.model}@{draft.revision}"
-        facts["draft_weights"] = weights_digest(weights_folder(draft))
+        facts["draft_weights"] = weights_digest(weights_folder(draft, vllm_config.load_config))
     for group in layout.groups:
         facts[f"group{group.group}"] = group.describe_payload()
     return Fingerprint.of(facts)
@@ -120,11 +137,17 @@ def why_not_lasting(vllm_config: Any) -> str:
         )
     if vllm_config.lora_config is not None:
         return "LoRA adapters go into vLLM's block hashes by their names, not by their contents"
-    if str(vllm_config.load_config.load_format) == "dummy":
+    load = vllm_config.load_config
+    if str(load.load_format) == "dummy":
         return "the weights are random (load_format dummy)"
-    if weights_folder(vllm_config.model_config) is None:
+    if str(load.load_format) not in _OF_THE_MODELS_FILES:
         return (
-            f"the files of model {vllm_config.model_config.model!r} were not found on this "
+            f"by load_format {load.load_format} the weights need not be those of the model's "
+            "files, so that nobody can tell whether they have changed; write --load-format auto"
+        )
+    if weights_folder(vllm_config.model_config, load) is None:
+        return (
+            f"the weights of model {vllm_config.model_config.model!r} were not found on this "
             "machine, so that nobody can tell whether they have changed; name a local folder"
         )
     return ""
@@ -135,19 +158,30 @@ def engine_instance(vllm_config: Any) -> str:
     return str(getattr(vllm_config.parallel_config, "data_parallel_index", 0))
 
 
-def weights_folder(model_config: Any) -> Path | None:
-    """Return where a model's files lie on this machine; no network is asked."""
+def weights_folder(model_config: Any, load_config: Any) -> Path | None:
+    """Return where a model's weights lie on this machine; no network is asked.
+
+    Where vLLM downloads to another place, those of the usual one may be older.
+    """
     name = str(model_config.model)
-    if Path(name).is_dir():
-        return Path(name)
-    try:
-        return Path(snapshot_download(name, revision=model_config.revision, local_files_only=True))
-    except (OSError, ValueError):  # not there, or no name of a repository
-        return None
+    folder = Path(name)
+    if not folder.is_dir():
+        try:
+            found = snapshot_download(
+                name,
+                revision=model_config.revision,
+                cache_dir=getattr(load_config, "download_dir", None),
+                local_files_only=True,
+            )
+        except (OSError, ValueError):  # not there, or no name of a repository
+            return None
+        folder = Path(found)
+    # Without any, vLLM has them from elsewhere.
+    return folder if any(it.suffix in _WEIGHT_SUFFIXES for it in folder.iterdir()) else None
 
 
 def weights_digest(folder: Path | None) -> str:
-    """Return a digest of a local model's weights: headers, sizes and times of its files.
+    """Return a digest of a local model's weights and code: starts, sizes and times of its files.
 
     "unresolved" where they are not on this machine; then nothing outlives the engine.
     """
@@ -155,7 +189,7 @@ def weights_digest(folder: Path | None) -> str:
         return "unresolved"
     digest = blake3()
     for path in sorted(folder.iterdir()):
-        if path.suffix in _WEIGHT_SUFFIXES or path.name == "config.json":
+        if path.suffix in (*_WEIGHT_SUFFIXES, ".py") or path.name == "config.json":
             stat = path.stat()
             digest.update(f"{path.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
             with path.open("rb") as file:
