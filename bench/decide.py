@@ -4,6 +4,7 @@
     python bench/decide.py stall              # a store that drops to 1 % of its speed, and recovers
     python bench/decide.py regret --max-seconds 170    # again and again, until no cell is missing
     python bench/decide.py regret --concurrency 8 --factors 0.5 2 --repeats 3   # some cells anew
+    python bench/decide.py split              # loads within the step that computes the rest
 
 Blocks lie in a memory store that is as slow as one wants, so that loading is now faster, now slower
 than computing. Bandwidths are multiples of the one at which both take alike, measured at the start.
@@ -223,7 +224,9 @@ class Result:
 
 def main() -> None:
     began = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("piece", choices=["predict", "regret", "stall", "split"])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 8.0])

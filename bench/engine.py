@@ -201,7 +201,9 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write JSON here, and the table beside it")
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--slow-pairs", type=int, default=7)

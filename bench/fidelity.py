@@ -62,7 +62,9 @@ def piece_of(name: str) -> tuple[Callable[[], Any], Callable[[Any], tuple[list[C
 
 def main() -> None:
     """Measure one piece, and judge it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("piece", choices=["plain", "tiers", "vllm"])
     parser.add_argument("--repeats", type=int, default=5, help="to add to those in --keep")
     parser.add_argument("--keep", type=Path, help="file of measurements, to go on later")

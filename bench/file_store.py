@@ -22,13 +22,13 @@ import os
 import platform
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from facts import command, processor
 from file_churn import churn
 from file_others import FioSide, VllmSide, has_vllm_tier, lmcache_rates
 from file_sides import (
@@ -209,12 +209,10 @@ def against_lmcache(nbytes: int, options: argparse.Namespace) -> dict[str, dict[
 
 def device_facts(options: argparse.Namespace) -> dict[str, object]:
     """Return what a reader needs to know of the machine and the session."""
-    info = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in info if "model name" in line), "?")
     return {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "command": " ".join(["python", *(Path(arg).name or arg for arg in sys.argv)]),
-        "CPU": model,
+        "command": command(),
+        "CPU": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "Python": platform.python_version(),

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from facts import command, processor
 from quiet import Quiet
 
 from kvtiers.connector.worker import WorkerConnector
@@ -117,6 +118,8 @@ def main() -> None:
     if options.out is not None:
         facts = {
             "date": datetime.date.today().isoformat(),
+            "command": command(),
+            "CPU": processor(),
             "cores": len(os.sched_getaffinity(0)),
             "kernel": platform.release(),
             "Python": platform.python_version(),

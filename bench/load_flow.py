@@ -21,7 +21,6 @@ import os
 import platform
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+from facts import command, processor
 from file_sides import capacity_of
 from quiet import Quiet
 
@@ -270,10 +270,11 @@ def write(cells: Sequence[Cell], out: Path) -> None:
     """Keep what was measured so far, as JSON and as a table."""
     facts = {
         "date": datetime.date.today().isoformat(),
+        "CPU": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "Python": platform.python_version(),
-        "command": " ".join(["python", "bench/load_flow.py", *_public(sys.argv[1:])]),
+        "command": command(),
     }
     data = {"machine": facts, "cells": [asdict(cell) for cell in cells]}
     out.write_text(json.dumps(data, indent=1) + "\n")
@@ -316,11 +317,6 @@ def main() -> None:
 def _portion(text: str) -> tuple[int, float]:
     frames, mib = text.split(",")
     return int(frames), float(mib)
-
-
-def _public(words: Sequence[str]) -> list[str]:
-    """Leave out where the folder was."""
-    return ["FOLDER" if word.startswith("/") else word for word in words]
 
 
 if __name__ == "__main__":

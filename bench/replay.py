@@ -68,7 +68,9 @@ def tiers(nbytes_per_block: int, policy: str) -> Config:
 
 def main() -> None:
     """Replay, and print what it took."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trace", type=Path)
     parser.add_argument("--requests", type=int, default=12_031)
     parser.add_argument("--policy", choices=POLICIES, default=PolicyConfig().evict)
