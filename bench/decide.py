@@ -43,6 +43,7 @@ from decide_engine import (
 )
 from decide_report import page
 from decide_split import split
+from options import at_least
 
 from kvtiers.bench.engine_process import engine_environment
 from kvtiers.model.cost_mode import CostMode
@@ -228,9 +229,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("piece", choices=["predict", "regret", "stall", "split"])
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 8.0])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=at_least(2), default=7)
     parser.add_argument("--max-seconds", type=float, default=0.0, help="only what is missing")
     parser.add_argument("--out", type=Path, help="default: bench/results/decide.json, or _split")
     args = parser.parse_args()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fidelity_judge import Cell, report, to_plain
+from options import at_least
 
 RESULTS = Path(__file__).parent / "results" / "fidelity.json"
 
@@ -66,7 +67,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("piece", choices=["plain", "tiers", "vllm"])
-    parser.add_argument("--repeats", type=int, default=5, help="to add to those in --keep")
+    parser.add_argument("--repeats", type=at_least(1), default=5, help="to add to those in --keep")
     parser.add_argument("--keep", type=Path, help="file of measurements, to go on later")
     parser.add_argument("--note", default="", help="about the machine, such as 'disturbed'")
     parser.add_argument("--out", type=Path, default=RESULTS)

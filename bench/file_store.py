@@ -41,6 +41,7 @@ from file_sides import (
     busy_thread,
     raw_file,
 )
+from options import scratch
 from quiet import Quiet
 
 from kvtiers.data.file_settings import FILE_HEADER_NBYTES
@@ -288,7 +289,7 @@ def merged(path: Path | None, results: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True, help="an empty one, on the disk")
+    parser.add_argument("--folder", type=scratch, required=True, help="on the disk to be measured")
     parser.add_argument("--out", type=Path, help="JSON file; the table goes beside it as .md")
     parser.add_argument("--keep", action="store_true", help="what else is in the file")
     parser.add_argument("--repeats", type=int, default=9, help="0: no table of sides")
@@ -303,7 +304,8 @@ def main() -> None:
     parser.add_argument("--churn", action="store_true", help="also ten times the capacity")
     parser.add_argument("--churn-repeats", type=int, default=3)
     options = parser.parse_args()
-    options.folder.mkdir(exist_ok=True)
+    shutil.rmtree(options.folder, ignore_errors=True)  # of a run that was killed
+    options.folder.mkdir()
     results: dict[str, Any] = {"devices": [device_facts(options)]}
     wanted = options.sizes if options.repeats else ()
     results["results"] = [asdict(row) for size in wanted for row in cells(size, options)]
@@ -315,6 +317,7 @@ def main() -> None:
         for share in (0.8, 1.0)
     }
     results = merged(options.out if options.keep else None, results)
+    shutil.rmtree(options.folder)
     text = table(results)
     print(text)
     if options.out is not None:

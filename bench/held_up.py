@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from facts import command, processor
+from options import at_least
 from quiet import Quiet
 
 from kvtiers.connector.worker import WorkerConnector
@@ -96,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=at_least(2), default=15)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     line, quiet = Line(), Quiet(0.0)

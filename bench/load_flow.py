@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 from facts import command, processor
 from file_sides import capacity_of
+from options import at_least
 from quiet import Quiet
 
 from kvtiers.data.copier import CopyBatch, Direction
@@ -299,7 +300,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--windows", type=int, nargs="+", default=[WINDOW, 16, 0])
     parser.add_argument("--portions", nargs="*", default=[], type=_portion, metavar="FRAMES,MIB")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=at_least(2), default=9)
     parser.add_argument("--seconds", type=float, default=60.0, help="of a store and size")
     parser.add_argument("--patience", type=float, default=0.0)
     parser.add_argument("--out", type=Path)
@@ -315,8 +316,11 @@ def main() -> None:
 
 
 def _portion(text: str) -> tuple[int, float]:
-    frames, mib = text.split(",")
-    return int(frames), float(mib)
+    try:
+        frames, mib = text.split(",")
+        return int(frames), float(mib)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FRAMES,MIB; write 16,16") from None
 
 
 if __name__ == "__main__":
