@@ -81,9 +81,8 @@ class MeasuredPlan:
         unknown = set(self.tiers) - set(TIERS)
         if unknown or DRAM not in self.tiers:
             below = ", ".join(name for name in TIERS if name != DRAM)
-            raise ConfigError(
-                f"tiers {', '.join(map(repr, self.tiers))}: {DRAM} is always measured, below it any of {below}"
-            )
+            given = ", ".join(map(repr, self.tiers))
+            raise ConfigError(f"tiers {given}: {DRAM} is always measured, below it any of {below}")
         if self.throttle is not None and not self.throttle > 0:
             raise ConfigError(f"a throttle of {self.throttle} bytes/s; must be > 0")
         if self.device not in DEVICES:
