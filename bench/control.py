@@ -210,7 +210,9 @@ def page(facts: dict[str, object], results: list[Result], paused: Pauses) -> str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="write bench/results/control.*")
     write = parser.parse_args().write
     facts = machine()

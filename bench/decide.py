@@ -4,6 +4,7 @@
     python bench/decide.py stall              # a store that drops to 1 % of its speed, and recovers
     python bench/decide.py regret --max-seconds 170    # again and again, until no cell is missing
     python bench/decide.py regret --concurrency 8 --factors 0.5 2 --repeats 3   # some cells anew
+    python bench/decide.py split              # loads within the step that computes the rest
 
 Blocks lie in a memory store that is as slow as one wants, so that loading is now faster, now slower
 than computing. Bandwidths are multiples of the one at which both take alike, measured at the start.
@@ -42,6 +43,7 @@ from decide_engine import (
 )
 from decide_report import page
 from decide_split import split
+from options import at_least
 
 from kvtiers.bench.engine_process import engine_environment
 from kvtiers.model.cost_mode import CostMode
@@ -223,11 +225,13 @@ class Result:
 
 def main() -> None:
     began = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("piece", choices=["predict", "regret", "stall", "split"])
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 8.0])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=at_least(2), default=7)
     parser.add_argument("--max-seconds", type=float, default=0.0, help="only what is missing")
     parser.add_argument("--out", type=Path, help="default: bench/results/decide.json, or _split")
     args = parser.parse_args()

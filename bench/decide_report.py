@@ -11,15 +11,21 @@ from decide_split import split_table
 def page(result: dict[str, Any]) -> str:
     """Return all pieces as Markdown."""
     model = result["model"]
+    title, commands = (
+        "The decision: prediction error and regret",
+        "predict`, `... stall`, `... regret",
+    )
+    if "split" in result:
+        title, commands = "The decision: loads within the step", "split"
     lines = [
-        "# The decision: prediction error and regret",
+        f"# {title}",
         "",
         f"{result['device']}, {result['date']}, load average {result['load']} at the end; vLLM on "
         f"the CPU, 1 thread, {model['num_layers']} layers, hidden {model['hidden_size']}, "
         f"{result['kv_nbytes_per_token']} bytes of KV a token, steps of "
         f"{result['step_tokens']} tokens. Bandwidth as a multiple of the one at which loading a "
         f"prompt of 2,048 tokens takes as long as computing it ({result['unit'] / 1e6:.0f} MB/s). "
-        "`python bench/decide.py predict`, `... stall`, `... regret --max-seconds 170`",
+        f"`python bench/decide.py {commands}`",
         "",
     ]
     if "predict" in result:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from options import at_least
 
 from kvtiers.bench.demo import STAGING_CAPACITY, DemoPlan, engine_args
 from kvtiers.bench.engine_process import EngineProcess
@@ -201,11 +202,13 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write JSON here, and the table beside it")
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--slow-pairs", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pairs", type=at_least(2), default=15)
+    parser.add_argument("--slow-pairs", type=at_least(2), default=7)
+    parser.add_argument("--threads", type=at_least(1), default=1)
     args = parser.parse_args()
     result = measure(args.pairs, args.slow_pairs, args.threads)
     print(table(result))

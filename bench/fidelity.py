@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fidelity_judge import Cell, report, to_plain
+from options import at_least
 
 RESULTS = Path(__file__).parent / "results" / "fidelity.json"
 
@@ -62,9 +63,11 @@ def piece_of(name: str) -> tuple[Callable[[], Any], Callable[[Any], tuple[list[C
 
 def main() -> None:
     """Measure one piece, and judge it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("piece", choices=["plain", "tiers", "vllm"])
-    parser.add_argument("--repeats", type=int, default=5, help="to add to those in --keep")
+    parser.add_argument("--repeats", type=at_least(1), default=5, help="to add to those in --keep")
     parser.add_argument("--keep", type=Path, help="file of measurements, to go on later")
     parser.add_argument("--note", default="", help="about the machine, such as 'disturbed'")
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -285,4 +285,6 @@ def _median(runs: Sequence[Run]) -> Run:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:] or not sys.argv[1].isdigit():
+        sys.exit("this is an engine of `python bench/fidelity.py vllm`; run that")
     child(int(sys.argv[1]))

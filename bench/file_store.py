@@ -22,13 +22,13 @@ import os
 import platform
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from facts import command, processor
 from file_churn import churn
 from file_others import FioSide, VllmSide, has_vllm_tier, lmcache_rates
 from file_sides import (
@@ -41,6 +41,7 @@ from file_sides import (
     busy_thread,
     raw_file,
 )
+from options import scratch
 from quiet import Quiet
 
 from kvtiers.data.file_settings import FILE_HEADER_NBYTES
@@ -209,12 +210,10 @@ def against_lmcache(nbytes: int, options: argparse.Namespace) -> dict[str, dict[
 
 def device_facts(options: argparse.Namespace) -> dict[str, object]:
     """Return what a reader needs to know of the machine and the session."""
-    info = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in info if "model name" in line), "?")
     return {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "command": " ".join(["python", *(Path(arg).name or arg for arg in sys.argv)]),
-        "CPU": model,
+        "command": command(),
+        "CPU": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "Python": platform.python_version(),
@@ -290,7 +289,7 @@ def merged(path: Path | None, results: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True, help="an empty one, on the disk")
+    parser.add_argument("--folder", type=scratch, required=True, help="on the disk to be measured")
     parser.add_argument("--out", type=Path, help="JSON file; the table goes beside it as .md")
     parser.add_argument("--keep", action="store_true", help="what else is in the file")
     parser.add_argument("--repeats", type=int, default=9, help="0: no table of sides")
@@ -305,7 +304,8 @@ def main() -> None:
     parser.add_argument("--churn", action="store_true", help="also ten times the capacity")
     parser.add_argument("--churn-repeats", type=int, default=3)
     options = parser.parse_args()
-    options.folder.mkdir(exist_ok=True)
+    shutil.rmtree(options.folder, ignore_errors=True)  # of a run that was killed
+    options.folder.mkdir()
     results: dict[str, Any] = {"devices": [device_facts(options)]}
     wanted = options.sizes if options.repeats else ()
     results["results"] = [asdict(row) for size in wanted for row in cells(size, options)]
@@ -317,6 +317,7 @@ def main() -> None:
         for share in (0.8, 1.0)
     }
     results = merged(options.out if options.keep else None, results)
+    shutil.rmtree(options.folder)
     text = table(results)
     print(text)
     if options.out is not None:

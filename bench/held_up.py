@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from facts import command, processor
+from options import at_least
 from quiet import Quiet
 
 from kvtiers.connector.worker import WorkerConnector
@@ -95,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=at_least(2), default=15)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     line, quiet = Line(), Quiet(0.0)
@@ -117,6 +119,8 @@ def main() -> None:
     if options.out is not None:
         facts = {
             "date": datetime.date.today().isoformat(),
+            "command": command(),
+            "CPU": processor(),
             "cores": len(os.sched_getaffinity(0)),
             "kernel": platform.release(),
             "Python": platform.python_version(),

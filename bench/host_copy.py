@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from facts import command
 from quiet import Quiet
 
 from kvtiers import native
@@ -252,6 +253,7 @@ def device_facts(pairs: int, num_threads: int) -> dict[str, object]:
     built = native.load().build_info()
     return {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "command": command(),
         "CPU": ", ".join(f"{n} {facts[n]}" for n in names if n in facts),
         "cores": len(os.sched_getaffinity(0)),
         "last-level cache": _size(built["last_level_cache_nbytes"]),
@@ -281,6 +283,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.pairs < 7:
         parser.error("fewer than 7 pairs say nothing on a shared machine")
+    if args.again and (args.out is None or not args.out.is_file()):
+        parser.error("--again: measures cells of an earlier run anew; name its file with --out")
     session = Session(args.pairs, args.threads, Quiet(args.patience))
     if args.again:
         rows = json.loads(args.out.read_text())["results"]

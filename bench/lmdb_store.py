@@ -28,6 +28,7 @@ from pathlib import Path
 
 import lmdb
 import numpy as np
+from options import at_least
 from quiet import Quiet
 
 from kvtiers.data.lmdb_settings import LMDBStoreSettings
@@ -278,13 +279,15 @@ def measure_rewriting(folder: Path, size: int, share: float, capacity_nbytes: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--pairs", type=at_least(2), default=9)
+    parser.add_argument("--threads", type=at_least(1), nargs="+", default=[1, 2])
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for quiet")
-    parser.add_argument("--rewrite-mib", type=int, default=512)
+    parser.add_argument("--rewrite-mib", type=at_least(1), default=512)
     arguments = parser.parse_args()
     rows: list[Row] = []
     quiet = Quiet(arguments.patience)

@@ -21,7 +21,6 @@ import os
 import platform
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -29,7 +28,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+from facts import command, processor
 from file_sides import capacity_of
+from options import at_least
 from quiet import Quiet
 
 from kvtiers.data.copier import CopyBatch, Direction
@@ -270,10 +271,11 @@ def write(cells: Sequence[Cell], out: Path) -> None:
     """Keep what was measured so far, as JSON and as a table."""
     facts = {
         "date": datetime.date.today().isoformat(),
+        "CPU": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "Python": platform.python_version(),
-        "command": " ".join(["python", "bench/load_flow.py", *_public(sys.argv[1:])]),
+        "command": command(),
     }
     data = {"machine": facts, "cells": [asdict(cell) for cell in cells]}
     out.write_text(json.dumps(data, indent=1) + "\n")
@@ -298,7 +300,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--windows", type=int, nargs="+", default=[WINDOW, 16, 0])
     parser.add_argument("--portions", nargs="*", default=[], type=_portion, metavar="FRAMES,MIB")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=at_least(2), default=9)
     parser.add_argument("--seconds", type=float, default=60.0, help="of a store and size")
     parser.add_argument("--patience", type=float, default=0.0)
     parser.add_argument("--out", type=Path)
@@ -314,13 +316,11 @@ def main() -> None:
 
 
 def _portion(text: str) -> tuple[int, float]:
-    frames, mib = text.split(",")
-    return int(frames), float(mib)
-
-
-def _public(words: Sequence[str]) -> list[str]:
-    """Leave out where the folder was."""
-    return ["FOLDER" if word.startswith("/") else word for word in words]
+    try:
+        frames, mib = text.split(",")
+        return int(frames), float(mib)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FRAMES,MIB; write 16,16") from None
 
 
 if __name__ == "__main__":

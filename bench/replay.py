@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from options import at_least
+
 from kvtiers.control.policy import POLICIES
 from kvtiers.cost.catalogue import known_hardware, known_storage
 from kvtiers.cost.engine_memory import EngineMemory
@@ -26,6 +28,7 @@ from kvtiers.engines.reference.requests import NewRequest
 from kvtiers.engines.reference.serving import OpenLoop, drive
 from kvtiers.engines.reference.settings import EngineSettings
 from kvtiers.model.config import Config, PolicyConfig, parse_mapping
+from kvtiers.model.errors import KVTiersError
 from kvtiers.simulate.trace import load_trace
 
 BLOCKS_PER_RUN = 32  # engine blocks of 16 tokens
@@ -68,9 +71,11 @@ def tiers(nbytes_per_block: int, policy: str) -> Config:
 
 def main() -> None:
     """Replay, and print what it took."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--requests", type=int, default=12_031)
+    parser.add_argument("--requests", type=at_least(1), default=12_031)
     parser.add_argument("--policy", choices=POLICIES, default=PolicyConfig().evict)
     options = parser.parse_args()
     shape, hardware = known_model("llama-3.1-8b").shape, known_hardware("h100")
@@ -80,7 +85,10 @@ def main() -> None:
     settings = EngineSettings(
         pool.num_blocks, max_model_len=MAX_MODEL_LEN, blocks_per_hash=BLOCKS_PER_RUN
     )
-    asked = requests_of(options.trace, options.requests)
+    try:
+        asked = requests_of(options.trace, options.requests)
+    except KVTiersError as error:
+        parser.error(str(error))
     requests = [it for it in asked if it.num_prompt_tokens + it.max_tokens <= MAX_MODEL_LEN]
     nbytes_per_block = BLOCKS_PER_RUN * (16 * pool.kv_nbytes_per_token + 4096)
     engine = modelled_engine(settings, machine, tiers(nbytes_per_block, options.policy))

@@ -80,7 +80,9 @@ class MeasuredPlan:
             raise ConfigError("at least one repeat, and some seconds, are needed")
         unknown = set(self.tiers) - set(TIERS)
         if unknown or DRAM not in self.tiers:
-            raise ConfigError(f"tiers {self.tiers}: some of {TIERS}, {DRAM!r} always")
+            below = ", ".join(name for name in TIERS if name != DRAM)
+            given = ", ".join(map(repr, self.tiers))
+            raise ConfigError(f"tiers {given}: {DRAM} is always measured, below it any of {below}")
         if self.throttle is not None and not self.throttle > 0:
             raise ConfigError(f"a throttle of {self.throttle} bytes/s; must be > 0")
         if self.device not in DEVICES:

@@ -50,6 +50,7 @@ def markdown(result: ProbeResult, even: Even | None) -> str:
     lines = [
         "# Links of a machine",
         "",
+        "- command: `kvtiers probe CONFIG --report PAGE`, with these tiers",
         f"- machine: {machine}, {found.machine.num_cores} cores",
         f"- date: {found.date}; kvtiers {found.kvtiers}; engine on: {found.device}",
         *(

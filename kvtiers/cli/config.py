@@ -80,10 +80,13 @@ def _check_machine(loaded: Loaded) -> None:
     from kvtiers.connector.fit import misfits
     from kvtiers.model.errors import ConfigError
 
-    measured_seeds(loaded.config)  # warns where the file is not this machine's
-    found = misfits(loaded.config)
-    if found:
-        lines = [f"{loaded.where(error.path)}: {error}" for error in found]
+    lines = [f"{loaded.where(error.path)}: {error}" for error in misfits(loaded.config)]
+    try:
+        measured_seeds(loaded.config)  # warns where the file is not this machine's
+    except ConfigError as error:  # which names the key
+        at = loaded.at(("cost", "calibration"))
+        lines += [f"{at}: {line}" for line in str(error).splitlines()]
+    if lines:
         raise ConfigError("\n".join(lines))
 
 

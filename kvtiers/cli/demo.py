@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvtiers.cli.output import JsonOption, echo_json, input_errors, show_table
+from kvtiers.cli.output import JsonOption, check_outputs, echo_json, input_errors, show_table
 from kvtiers.cli.progress import progress_bar
 from kvtiers.cli.terminable import terminable
 
@@ -39,6 +39,7 @@ def demo(
     with input_errors(as_json):
         from kvtiers.bench.demo import DemoPlan
 
+        check_outputs(folder)
         plan = DemoPlan(num_prompt_tokens=tokens, num_repeats=repeats)
         if threads is not None:
             plan = replace(plan, num_threads=threads)

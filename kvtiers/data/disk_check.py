@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -55,6 +56,7 @@ _LOCAL_FUSE: Final = frozenset(
     }
 )
 _MEMORY: Final = frozenset({"ramfs", "tmpfs"})
+_NO_ROOM_NBYTES: Final = 2**20
 _READABLE: Final = (2**40, 2**30, 2**20, 2**10)
 
 
@@ -94,23 +96,18 @@ def describe_mount(path: Path) -> Mount:
     return Mount(found, Path(point), fuse or found in _NETWORK, found in _MEMORY)
 
 
-def check_medium(path: Path, capacity_nbytes: int, used_nbytes: int, what: str) -> None:
+def check_place(path: Path, what: str) -> Mount:
     """Refuse a folder, existing or not, that cannot hold a store; warn where it is memory.
 
     Args:
-        path: of the folder. capacity_nbytes: that the store may take there in the end.
-        used_nbytes: of these, what it has taken already. what: "the LMDB store", for messages.
+        path: of the folder. what: "the LMDB store", for messages.
+
+    Returns:
+        What the path lies on.
 
     Raises:
-        StoreError: it is a file, not writable, or on a network file system.
-        CapacityError: the disk has less room; the message says how much, and what to write.
+        StoreError: it is a file, not writable, on a network file system, or has no possible name.
     """
-    check_place(path, what)
-    check_room(path, capacity_nbytes, used_nbytes, what)
-
-
-def check_place(path: Path, what: str) -> Mount:
-    """Do what `check_medium` does, but for the room; returns what the path lies on."""
     mount = describe_mount(path)
     if mount.is_network:
         raise StoreError(
@@ -119,6 +116,7 @@ def check_place(path: Path, what: str) -> Mount:
         )
     above = _nearest(path)
     try:
+        _refuse_long(path)
         found = above.stat()
     except OSError as error:
         raise StoreError(f"cannot look at {above}: {error.strerror}") from error
@@ -139,15 +137,30 @@ def check_place(path: Path, what: str) -> Mount:
     return mount
 
 
-def check_room(path: Path, capacity_nbytes: int, used_nbytes: int, what: str) -> None:
-    """Refuse a capacity that the disk of a folder, existing or not, has no room for."""
+def check_room(
+    path: Path, capacity_nbytes: int, used_nbytes: int, what: str, num_paths: int = 1
+) -> None:
+    """Refuse a capacity that the disk of a folder, existing or not, has no room for.
+
+    Args:
+        path: of the folder. capacity_nbytes: that the store may take there in the end.
+        used_nbytes: of these, what it has taken already. what: "the file store", for messages.
+        num_paths: over which the configured capacity is spread evenly.
+
+    Raises:
+        CapacityError: the message says how much room there is, and what to write.
+    """
     fits = free_nbytes(path) + used_nbytes
-    if capacity_nbytes > fits:
-        raise CapacityError(
-            f"{what} at {path} is to take {readable_size(capacity_nbytes)}, but its disk has "
-            f"{readable_size(fits - used_nbytes)} free besides {readable_size(used_nbytes)} that "
-            f"it holds already: write a capacity of at most {readable_size(fits)}, or make room"
-        )
+    if capacity_nbytes <= fits:
+        return
+    remedy = f"write a capacity of at most {readable_size(fits * num_paths)}, or make room"
+    if fits < _NO_ROOM_NBYTES:
+        remedy = "name a folder on another disk"
+    raise CapacityError(
+        f"{what} at {path} is to take {readable_size(capacity_nbytes)}, but its disk has "
+        f"{readable_size(fits - used_nbytes)} free besides {readable_size(used_nbytes)} that "
+        f"it holds already: {remedy}"
+    )
 
 
 def free_nbytes(path: Path) -> int:
@@ -156,12 +169,27 @@ def free_nbytes(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def device_of(path: Path) -> int:
+    """Return the number of the disk, as the kernel has it, of a folder, existing or not."""
+    return _nearest(path).stat().st_dev
+
+
 def readable_size(nbytes: int) -> str:
     """Return a size rounded down to a few digits, to be read and to be written into the YAML."""
     for unit in _READABLE:
         if nbytes >= 16 * unit:
             return format_size(nbytes // unit * unit)
     return format_size(max(0, nbytes))
+
+
+def _refuse_long(path: Path) -> None:
+    try:
+        path.lstat()
+    except OSError as error:  # anything else is said of what exists above it
+        if error.errno == errno.ENAMETOOLONG:
+            raise StoreError(
+                f"{path}: {error.strerror}; name a folder with a shorter name"
+            ) from error
 
 
 def _nearest(path: Path) -> Path:

@@ -76,7 +76,7 @@ def _make(folder: Path) -> None:
             f"cannot make the folder {folder}: {error.strerror or error}; {_remedy(error)}"
         ) from error
     for own in (folder.parent, folder):  # the instance and the rank; the path may be anyone's
-        _judge(own)
+        judge_own(own)
     folder.chmod(0o700)
 
 
@@ -92,8 +92,12 @@ def _remedy(error: OSError) -> str:
     return f"name a folder that user {os.geteuid()} may write"
 
 
-def _judge(own: Path) -> None:
-    """Refuse a folder of ours that somebody else made or can move."""
+def judge_own(own: Path) -> None:
+    """Refuse a folder of ours that somebody else made or can move.
+
+    Raises:
+        StoreError: says whose it is, and the remedy.
+    """
     user = os.geteuid()
     if own.is_symlink():
         raise StoreError(

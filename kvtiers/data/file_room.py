@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from kvtiers.data.disk_check import readable_size
 from kvtiers.data.file_settings import FILE_HEADER_NBYTES, SLAB_FILE_NAME
 from kvtiers.model.errors import CapacityError
 
@@ -29,8 +30,9 @@ def check_file_room(folder: Path, num_slots: int, slot_nbytes: int) -> str:
     free = disk.f_bavail * disk.f_frsize
     missing = FILE_HEADER_NBYTES + num_slots * slot_nbytes - allocated_nbytes(path)
     full = (
-        f"{path} needs {missing} more bytes for {num_slots} slots, but its disk has {free} free; "
-        f"lower the tier's capacity or free space{_neighbours(folder)}"
+        f"{path} needs {readable_size(missing)} more for {num_slots} slots of {slot_nbytes} bytes, "
+        f"but its disk has {readable_size(free)} free; lower the tier's capacity or free space"
+        f"{_neighbours(folder)}"
     )
     if missing > free:
         raise CapacityError(full)
@@ -62,9 +64,9 @@ def tell_of_other_slot_sizes(folder: Path) -> None:
     }
     if others:
         _logger.info(
-            "%d bytes of frames of other slot sizes beside %s count for themselves: %s; remove "
-            "what no engine uses any more",
-            sum(others.values()),
+            "%s of frames of other slot sizes beside %s count for themselves: %s; remove what no "
+            "engine uses any more",
+            readable_size(sum(others.values())),
             folder,
             ", ".join(str(other) for other in list(others)[:_MAX_NAMED]),
         )
@@ -77,6 +79,6 @@ def _neighbours(folder: Path) -> str:
     named = ", ".join(str(other) for other in list(others)[:_MAX_NAMED])
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
     return (
-        f": {sum(others.values())} bytes are held by other ranks, instances or slot sizes in "
-        f"{named}{more}; remove what no engine uses any more"
+        f": {readable_size(sum(others.values()))} are held by other ranks, instances or slot sizes "
+        f"in {named}{more}; remove what no engine uses any more"
     )

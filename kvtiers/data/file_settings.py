@@ -10,6 +10,7 @@ from kvtiers.data.io.base import DEFAULT_DEPTH
 from kvtiers.data.io.choice import IoKind
 from kvtiers.model.errors import CapacityError
 from kvtiers.model.frame import ALIGNMENT, round_up
+from kvtiers.model.units import format_size, whole_mib
 
 DirectMode = Literal["auto", "on", "off"]
 
@@ -83,8 +84,9 @@ def slots_per_file(capacity_nbytes: int, slot_nbytes: int, num_paths: int = 1) -
     if num < num_paths:
         least = overhead + num_paths * (slot_nbytes + INDEX_SLOT_NBYTES)
         raise CapacityError(
-            f"{capacity_nbytes} bytes hold no slot of {slot_nbytes} bytes in each of {num_paths} "
-            f"files beside the index; raise the tier's capacity to at least {least} bytes a rank"
+            f"{format_size(max(0, capacity_nbytes))} a rank hold no slot of {slot_nbytes} bytes in "
+            f"each of {num_paths} files beside the index; raise the tier's capacity to at least "
+            f"{whole_mib(least)} a rank"
         )
     return num // num_paths
 

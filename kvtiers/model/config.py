@@ -17,7 +17,7 @@ from kvtiers.model.config_tiers import DramTier, Section, StoreTier, Tier
 from kvtiers.model.config_values import MAX_THREADS, Deadline, Duration, LogPath, Threads, as_tuple
 from kvtiers.model.config_yaml import Document, Problem, path_text, read_yaml, write_yaml
 from kvtiers.model.errors import ConfigError
-from kvtiers.model.units import format_duration
+from kvtiers.model.units import as_written, format_duration
 
 ENVIRONMENT_VARIABLE: Final = "KVTIERS_CONFIG"
 INLINE: Final = "<inline>"
@@ -190,9 +190,12 @@ class Loaded:
 
     def where(self, path: tuple[str | int, ...]) -> str:
         """Return where a key stands, as in the messages of `ConfigError`."""
+        return f"{self.at(path)}: {path_text(path)}"
+
+    def at(self, path: tuple[str | int, ...]) -> str:
+        """Return the file, and the line of a key in it where there is one."""
         line = read_yaml(self.text).line_of(path) if self.text else None
-        at = self.source if line is None else f"{self.source}:{line}"
-        return f"{at}: {path_text(path)}"
+        return self.source if line is None else f"{self.source}:{line}"
 
 
 def default_config() -> Config:
@@ -224,9 +227,7 @@ def load_config(path: str | os.PathLike[str]) -> Loaded:
     Raises:
         ConfigError: the file cannot be read, or one line for every problem in it.
     """
-    source = os.fspath(path)
-    text = _read_text(source)
-    return Loaded(parse_config(text, source), source, text)
+    return _load(os.fspath(path), os.fspath(path))
 
 
 def resolve_config(explicit: str | os.PathLike[str] | Mapping[str, Any] | None = None) -> Loaded:
@@ -247,8 +248,7 @@ def resolve_config(explicit: str | os.PathLike[str] | Mapping[str, Any] | None =
         return Loaded(default_config(), DEFAULTS)
     if not path:
         raise ConfigError(f"{ENVIRONMENT_VARIABLE}: is empty; write a path, or unset it")
-    loaded = load_config(path)
-    return Loaded(loaded.config, f"{ENVIRONMENT_VARIABLE}={path}", loaded.text)
+    return _load(path, f"{ENVIRONMENT_VARIABLE}={path}")
 
 
 def dump_yaml(config: Config) -> str:
@@ -278,31 +278,37 @@ def _validate(document: Document, source: str) -> Config:
             full = ("tiers", *path)
             problems.append(Problem(full, message, document.line_of(full)))
     elif not problems:
-        found = type(document.data).__name__
-        problems.append(Problem((), f"is a {found}, not a mapping; start with 'tiers:'", 1))
+        found = "a list" if isinstance(document.data, list) else as_written(document.data)
+        problems.append(Problem((), f"is {found}, not a mapping; start with 'tiers:'", 1))
     if config is not None and not problems:
         return config
     problems.sort(key=lambda problem: problem.line or 0)
     raise ConfigError("\n".join(problem.render(source) for problem in problems))
 
 
-def _read_text(path: str) -> str:
+def _load(path: str, source: str) -> Loaded:
+    text = _read_text(path, source)
+    return Loaded(parse_config(text, source), source, text)
+
+
+def _read_text(path: str, source: str) -> str:
     try:
         found = Path(path).stat()
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
             raise ConfigError(  # to open a pipe would wait for a writer
-                f"{path}: is a pipe or a device, not a regular file; write the YAML to a file"
+                f"{source}: is a pipe or a device, not a regular file; write the YAML to a file"
             )
         if found.st_size > MAX_FILE_NBYTES:
-            raise ConfigError(f"{path}: has {found.st_size} bytes, that is no configuration")
+            raise ConfigError(f"{source}: has {found.st_size} bytes, that is no configuration")
         return Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; write it, or correct the path") from None
+        raise ConfigError(f"{source}: no such file; write it, or correct the path") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: is a directory; name the YAML file in it") from None
+        raise ConfigError(f"{source}: is a directory; name the YAML file in it") from None
     except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
         at = f"byte {error.object[error.start]:#04x} at offset {error.start}"
-        raise ConfigError(f"{path}: is not UTF-8 ({at}); save it as UTF-8") from None
+        raise ConfigError(f"{source}:{line}: is not UTF-8 ({at}); save it as UTF-8") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: cannot be read ({reason}); check path and rights") from error
+        raise ConfigError(f"{source}: cannot be read ({reason}); check path and rights") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from kvtiers.model.config_yaml import Document, KeyPath, Problem
+from kvtiers.model.units import as_written
 
 TIER_KINDS: Final = ("dram", "memory", "nvme", "lmdb")
 TIER_LIST: Final = "tier_list"
@@ -23,6 +25,7 @@ _COMPARISONS: Final = {
     "less_than": ("lt", "must be below"),
     "less_than_equal": ("le", "must be at most"),
 }
+_SWITCHES: Final = {"true": "on", "yes": "on", "false": "off", "no": "off"}
 _NOT_A_MAPPING: Final = ("model_type", "dict_type", "model_attributes_type")
 
 
@@ -79,6 +82,8 @@ def tier_list_problems(tiers: object) -> list[tuple[KeyPath, str]]:
             continue
         if name in named:
             message = f"{name!r} is the name of tiers[{named[name]}] too; write another name"
+            if "name" not in tier:
+                message = f"is {name!r} here and in tiers[{named[name]}]; add 'name: {name}2'"
             problems.append(((position, "name"), message))
         named.setdefault(name, position)
     return problems
@@ -94,7 +99,9 @@ def _shared_folders(tiers: Sequence[object]) -> list[tuple[KeyPath, str]]:
         several = tier.get("paths")
         folders = list(several) if isinstance(several, list | tuple) else []
         key = "paths" if "paths" in tier else "path"
-        for folder in {str(folder) for folder in [*folders, tier.get("path")] if folder}:
+        named = (str(folder) for folder in [*folders, tier.get("path")] if folder)
+        plain = ("/" + os.path.normpath(folder).lstrip("/") for folder in named)
+        for folder in dict.fromkeys(plain):
             if folder in taken:
                 message = f"{folder!r} is a folder of tiers[{taken[folder]}] too; write another"
                 problems.append(((position, key), message))
@@ -109,17 +116,18 @@ def _message(kind: str, detail: Mapping[str, Any], loc: KeyPath, model: type[Bas
     if kind in _COMPARISONS:
         name, words = _COMPARISONS[kind]
         bound = f"{context[name]:g}"
-        return f"{value!r} {words} {bound}; {_write(loc, model)}"
+        return f"{_shown(value)} {words} {bound}; {_write(loc, model)}"
     if kind == "value_error":
         return str(context["error"])
     words_for: dict[str, Callable[[], str]] = {
         "extra_forbidden": lambda: _unknown_key(loc, model),
         "missing": lambda: f"is missing; {_write(loc, model).replace('write', 'add', 1)}",
         "literal_error": lambda: _unknown_choice(value, _choices(loc, model)),
-        "union_tag_invalid": lambda: _unknown_kind(value),
+        "union_tag_invalid": lambda: _unknown_kind(value, loc[-2]),
         "union_tag_not_found": lambda: f"is missing; add one of {', '.join(TIER_KINDS)}",
+        "int_type": lambda: f"{_shown(value)} is not a whole number; {_write(loc, model)}",
         "float_type": lambda: f"{_shown(value)} is not a number; {_write(loc, model)}",
-        "finite_number": lambda: f"{value!r} is not a finite number; {_write(loc, model)}",
+        "finite_number": lambda: f"{_shown(value)} is not a finite number; {_write(loc, model)}",
         "string_type": lambda: f"{_shown(value)} is not text; {_write(loc, model)}",
         "tuple_type": lambda: (
             f"{_shown(value)} is not a list; write '- {{kind: dram, capacity: 4GiB}}'"
@@ -133,11 +141,7 @@ def _message(kind: str, detail: Mapping[str, Any], loc: KeyPath, model: type[Bas
 
 
 def _shown(value: object) -> str:
-    """Return a value as the message shows it, cut where it is long."""
-    if value is None:
-        return "an empty value"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return "an empty value" if value is None else as_written(value)
 
 
 def _unknown_key(loc: KeyPath, model: type[BaseModel]) -> str:
@@ -149,12 +153,17 @@ def _unknown_key(loc: KeyPath, model: type[BaseModel]) -> str:
 
 def _unknown_choice(value: object, choices: Sequence[str]) -> str:
     near = _nearest(str(value), choices) if isinstance(value, str) else None
-    remedy = f"did you mean {near!r}?" if near else f"write {choices[0]}"
+    switch = _SWITCHES.get(str(value).casefold())
+    meant = switch if switch in choices else choices[0]
+    remedy = f"did you mean {near!r}?" if near else f"write {meant}"
     return f"{_shown(value)} is not one of {', '.join(choices)}; {remedy}"
 
 
-def _unknown_kind(tier: object) -> str:
+def _unknown_kind(tier: object, position: object) -> str:
     kind = tier.get("kind") if isinstance(tier, Mapping) else None
+    if position != 0 and not (isinstance(kind, str) and _nearest(kind, TIER_KINDS)):
+        stores = [name for name in TIER_KINDS if name != "dram"]
+        return f"{_shown(kind)} is not one of {', '.join(stores)}; write nvme for a local disk"
     return _unknown_choice(kind, TIER_KINDS)
 
 

@@ -27,6 +27,8 @@ no other environment variable.
 - A **size** is a number and a unit, such as `64GiB`. Units: {sizes}.
 - A **duration** is a number and a unit, such as `5ms`. Units: {durations}.
 - A **name** starts with a letter; letters, digits, `-` and `_` follow.
+- A **path** is taken as it is: `~` and variables are refused, not replaced. Folders of stores are
+  absolute, without `..`; a file may be relative to where the engine was started.
 - `on` and `off` are words, as in YAML 1.2; they need no quotes.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -10,6 +11,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from kvtiers.model.units import (
     DURATION_PATTERN,
     SIZE_PATTERN,
+    as_written,
     duration_from,
     format_duration,
     format_size,
@@ -17,14 +19,15 @@ from kvtiers.model.units import (
 )
 
 MAX_THREADS: Final = 256
+SMALLEST_FRAME_NBYTES: Final = 8192  # a header and one page
 # Names of the tiers that every installation has, and a word of the messages.
 RESERVED_NAMES: Final = ("hbm", "dram", "released")
 
 
 def _capacity(value: object) -> int:
     nbytes = size_from(value)
-    if nbytes == 0:
-        raise ValueError(f"{value!r} holds no block; write 1GiB, or remove the tier")
+    if nbytes < SMALLEST_FRAME_NBYTES:
+        raise ValueError(f"{as_written(value)} holds no block; write 1GiB, or remove the tier")
     return nbytes
 
 
@@ -33,21 +36,23 @@ def _budget(value: object) -> int | None:
         return None
     nbytes = size_from(value)
     if nbytes == 0:
-        raise ValueError(f"{value!r} allows no write at all; write 500GiB, or null")
+        raise ValueError(f"{as_written(value)} allows no write at all; write 500GiB, or null")
     return nbytes
 
 
 def _positive_duration(value: object) -> float:
     seconds = duration_from(value)
     if seconds == 0:
-        raise ValueError(f"{value!r} leaves no time at all; write 50ms")
+        raise ValueError(f"{as_written(value)} leaves no time at all; write 50ms")
     return seconds
 
 
 def _threads(value: object) -> object:
     if value == "auto" or (type(value) is int and 1 <= value <= MAX_THREADS):
         return value
-    raise ValueError(f"{value!r} is no number of threads; write auto or 1 to {MAX_THREADS}")
+    raise ValueError(
+        f"{as_written(value)} is no number of threads; write auto or 1 to {MAX_THREADS}"
+    )
 
 
 def _path(value: object) -> object:
@@ -55,21 +60,34 @@ def _path(value: object) -> object:
         return value
     # Characters that do not print (line breaks of every kind) have no safe form in YAML and logs.
     if not isinstance(value, str) or not value.isprintable() or not value or value[0] == "~":
-        raise ValueError(f"{value!r} is no path; write an absolute path, or null")
+        raise ValueError(
+            f"{as_written(value)} is no path; write it out, such as /var/lib/kvtiers/FILE, or null"
+        )
+    _refuse_variable(value)
     return Path(value)
 
 
 def _store_path(value: object) -> object:
     written = isinstance(value, str) and value.isprintable()
     path = Path(value) if isinstance(value, str) and written else value
+    if isinstance(value, str):
+        _refuse_variable(value)
     if not isinstance(path, Path) or not path.is_absolute():
-        raise ValueError(f"{value!r} is no absolute path; write /mnt/nvme0/kvtiers")
-    return path
+        raise ValueError(f"{as_written(value)} is no absolute path; write /mnt/nvme0/kvtiers")
+    if ".." in path.parts:
+        raise ValueError(f"{as_written(value)} goes back by '..'; write {os.path.normpath(path)}")
+    return Path("/", *path.parts[1:])  # '//x' is '/x', which pathlib does not say
+
+
+def _refuse_variable(path: str) -> None:
+    if "$" in path:
+        raise ValueError(f"{path!r}: variables are not replaced; write the path out, without '$'")
 
 
 def _paths(value: object) -> object:
     if not isinstance(value, tuple) or not value:
-        raise ValueError(f"{value!r} is no list of paths; write [/mnt/nvme0/kvtiers]")
+        meant = value if isinstance(value, str) and value[:1] == "/" else "/mnt/nvme0/kvtiers"
+        raise ValueError(f"{as_written(value)} is no list of paths; write [{meant}]")
     paths = tuple(_store_path(path) for path in value)
     if len(set(paths)) < len(paths):
         raise ValueError("names a path twice; name each disk's folder once")
@@ -81,16 +99,20 @@ def _instance(value: object) -> object:
         return None
     plain = isinstance(value, str) and all(c.isalnum() or c in "-_." for c in value)
     if not plain or not str(value).isascii() or not str(value)[:1].isalnum():
-        raise ValueError(f"{value!r} is no name of a folder; write letters, digits, '-', '_', '.'")
+        raise ValueError(
+            f"{as_written(value)} is no name of a folder; write letters, digits, '-', '_', '.'"
+        )
     return value
 
 
 def _name(value: object) -> object:
     plain = isinstance(value, str) and value.replace("-", "a").replace("_", "a").isalnum()
     if not plain or not str(value).isascii() or not str(value)[0].isalpha():
-        raise ValueError(f"{value!r} is no name; write letters, digits, '-' and '_' (memory2)")
+        raise ValueError(
+            f"{as_written(value)} is no name; write letters, digits, '-' and '_' (memory2)"
+        )
     if value in RESERVED_NAMES:
-        raise ValueError(f"{value!r} is reserved; write another name (memory2)")
+        raise ValueError(f"{as_written(value)} is reserved; write another name (memory2)")
     return value
 
 

@@ -138,6 +138,15 @@ class _Builder:
                 continue
             key = str(key_node.value)
             here = (*path, key)
+            if key == "<<":
+                self._report(key_node, path, "'<<' does not merge here; write the keys out")
+                continue
+            if key_node.style is None and ":" in key and not value_node.value:
+                name, _, rest = key.partition(":")
+                self._report(
+                    key_node, path, f"{key!r} has no space after ':'; write '{name}: {rest}'"
+                )
+                continue
             if key in values:
                 first = self._document.lines[here]
                 self._report(key_node, here, f"is given twice, first on line {first}; keep one")
@@ -168,11 +177,22 @@ def _line(node: yaml.Node) -> int:
 def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
     mark = error.problem_mark or error.context_mark
     what = " ".join(str(error.problem or error.context or "cannot be parsed").split())
+    begun = error.context_mark.line + 1 if error.context_mark else 0
     remedy = "indent with spaces and quote text with special characters"
     if "'\\t'" in what:
         remedy = "indent with spaces, not tabs"
     elif "single document" in str(error.context):
         what, remedy = "holds more than one document", "keep one and remove the '---' lines"
+    elif "alias" in what:
+        remedy = "write the value out, or quote a text that begins with '*'"
+    elif what == "could not find expected ':'":  # noticed a line too late
+        what, mark = "a key without ':' and a value", error.context_mark
+        remedy = "write 'key: value', with a space after the colon"
+    elif what.startswith("expected <block end>"):
+        what = f"this does not line up with what begins on line {begun}"
+        remedy = "begin the keys of a mapping, and the '-' of a list, all in one column"
+    elif "flow" in str(error.context):
+        remedy = f"end with '}}' or ']' what begins on line {begun}, and quote special characters"
     return Problem((), f"is not YAML: {what}; {remedy}", mark.line + 1 if mark else 1)
 
 

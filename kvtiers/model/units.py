@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final
@@ -26,11 +26,26 @@ DURATION_UNITS: Final[dict[str, Fraction]] = {
     "min": Fraction(60),
     "h": Fraction(3600),
 }
+_SPELT_OUT: Final[dict[str, tuple[str, ...]]] = {
+    "sec": ("s",),
+    "secs": ("s",),
+    "second": ("s",),
+    "seconds": ("s",),
+    "msec": ("ms",),
+    "milliseconds": ("ms",),
+    "minute": ("min",),
+    "minutes": ("min",),
+    "hour": ("h",),
+    "hours": ("h",),
+    "bytes": ("B",),
+}
 _NUMBER: Final = r"[0-9]{1,19}(?:\.[0-9]{1,18})?"
 SIZE_PATTERN: Final = rf"^{_NUMBER} ?({'|'.join(SIZE_UNITS)})$"
 DURATION_PATTERN: Final = rf"^{_NUMBER} ?({'|'.join(DURATION_UNITS)})$"
 _QUANTITY: Final = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")
-_BINARY: Final = ("TiB", "GiB", "MiB", "KiB")
+_LARGEST_FIRST: Final = ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB", "B")
+_SURELY_BYTES: Final = 2**20  # a number without a unit from here on is hardly one of GiB
+_NEGATIVE: Final = re.compile(r" *-(?=[0-9])")
 _MAX_NBYTES: Final = 2**63 - 1  # what an off_t holds
 
 
@@ -51,15 +66,14 @@ def parse_size(text: str) -> int:
 
 
 def format_size(nbytes: int) -> str:
-    """Return the text of a size that `parse_size` reads back exactly, in binary units.
+    """Return the text of a size that `parse_size` reads back exactly, in the largest exact unit.
 
     Args:
         nbytes: bytes, 0 <= nbytes < 2**63.
     """
-    for unit in _BINARY:
-        if nbytes and nbytes % SIZE_UNITS[unit] == 0:
-            return f"{nbytes // SIZE_UNITS[unit]}{unit}"
-    return f"{nbytes}B"
+    units = (unit for unit in _LARGEST_FIRST if nbytes and nbytes % SIZE_UNITS[unit] == 0)
+    unit = next(units, "B")
+    return f"{nbytes // SIZE_UNITS[unit]}{unit}"
 
 
 def parse_duration(text: str) -> float:
@@ -94,7 +108,11 @@ def size_from(value: object) -> int:
     Raises:
         ValueError: the value is no text with a unit.
     """
-    return parse_size(_text_with_unit(value, "size", "GiB"))
+    if isinstance(value, str):
+        return parse_size(value)
+    if not _is_number(value):
+        raise ValueError(f"{as_written(value)} is not a size; write 1GiB")
+    raise ValueError(f"{value!r} has no unit; write {_size_meant(str(value))}")
 
 
 def duration_from(value: object) -> float:
@@ -103,35 +121,67 @@ def duration_from(value: object) -> float:
     Raises:
         ValueError: the value is no text with a unit.
     """
-    return parse_duration(_text_with_unit(value, "duration", "ms"))
-
-
-def _text_with_unit(value: object, noun: str, unit: str) -> str:
     if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        example = f"{value}{unit}" if value > 0 else f"1{unit}"
-        raise ValueError(f"{value!r} has no unit; write {example}")
-    raise ValueError(f"{value!r} is not a {noun}; write 1{unit}")
+        return parse_duration(value)
+    if not _is_number(value):
+        raise ValueError(f"{as_written(value)} is not a duration; write 1ms")
+    raise ValueError(f"{value!r} has no unit; write {_duration_meant(str(value))}")
+
+
+def as_written(value: object) -> str:
+    """Return a value as its YAML file has it, in one line, cut where it is long."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _size_meant(number: str) -> str:
+    """Return what somebody who wrote a number without a unit may have meant."""
+    value = float(number)
+    if value <= 0:
+        return "1GiB"
+    if _SURELY_BYTES <= value <= _MAX_NBYTES:
+        return f"{format_size(int(value))}, if these are bytes"
+    return f"{number}GiB"
+
+
+def _duration_meant(number: str) -> str:
+    value = float(number)
+    if value < 0:
+        return "1s or 1ms"
+    return f"{number}s or {number}ms" if value else "0ms"
 
 
 def _split(text: str, units: Iterable[str], noun: str, example: str) -> tuple[str, str]:
     """Cut a quantity into its number and its unit, one of ``units``."""
     match = _QUANTITY.fullmatch(text.strip(" "))
     if match is None:
-        raise ValueError(f"{text!r} is not a {noun}; write a number with a unit, such as {example}")
+        wrong = "is negative" if _NEGATIVE.match(text) else f"is not a {noun}"
+        raise ValueError(f"{text!r} {wrong}; write a number with a unit, such as {example}")
     number, unit = match.groups()
     units = list(units)
     if unit in units:
         return number, unit
     choices = ", ".join(units)
     if not unit:
-        fallback = example.lstrip("0123456789")
-        raise ValueError(f"{text!r} has no unit; write {number}{fallback} (units: {choices})")
-    likely = [u for u in units if u.casefold() == unit.casefold()]
-    likely = likely or [u for u in reversed(units) if u.casefold().startswith(unit.casefold())]
-    hint = " or ".join(f"{number}{u}" for u in likely) or f"one of {choices}"
+        meant = (_size_meant if noun == "size" else _duration_meant)(number)
+        raise ValueError(f"{text!r} has no unit; write {meant} (units: {choices})")
+    hint = " or ".join(f"{number}{u}" for u in _likely(unit, units)) or f"one of {choices}"
     raise ValueError(f"{text!r} has the unknown unit {unit!r}; write {hint}")
+
+
+def _likely(word: str, units: Sequence[str]) -> list[str]:
+    """Return the units that a word may stand for: ``G``, ``gib``, ``GiBs``, ``sec``."""
+    word = word.casefold()
+    same = [unit for unit in units if unit.casefold() == word]
+    longer = [unit for unit in reversed(units) if unit.casefold().startswith(word)]
+    shorter = [unit for unit in units if len(unit) > 1 and word == f"{unit.casefold()}s"]
+    return same or longer or shorter or [unit for unit in _SPELT_OUT.get(word, ()) if unit in units]
 
 
 def counted(num: int, what: str) -> str:

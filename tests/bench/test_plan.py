@@ -67,8 +67,11 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
         ({"lengths": (128, 64, 256)}, "ascending"),
         ({"lengths": (32, 64, 128)}, "not more than a block"),
         ({"num_repeats": 0}, "at least one repeat"),
-        ({"tiers": ("dram", "tape")}, "some of"),
-        ({"tiers": ("nvme",)}, "'dram' always"),
+        (
+            {"tiers": ("dram", "tape")},
+            "'dram', 'tape': dram is always measured, below it any of nvme",
+        ),
+        ({"tiers": ("nvme",)}, "dram is always measured"),
         ({"throttle": 0.0}, "must be > 0"),
         ({"device": "tpu"}, "no device 'tpu'"),
         ({"num_stages": 3}, "must be 1 to the 2 layers"),

@@ -17,6 +17,18 @@ def test_bench_prints_a_table_with_break_even_lengths():
         assert word in result.stdout
 
 
+def test_demo_whose_folder_cannot_be_made_says_so_at_once():
+    result = CliRunner().invoke(app, ["demo", "--folder", "/proc/model"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("/proc/model: cannot write there: ")
+
+
+def test_data_type_that_is_none_is_named():
+    result = run("--dtype", "int8")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("dtype 'int8' is none of float32, bfloat16, float16")
+
+
 def test_bench_prints_json_for_programs():
     result = run(
         *("--model", "deepseek-v3", "--hardware", "h200", "--tensor-parallel", "8"),

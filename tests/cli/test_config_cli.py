@@ -75,6 +75,16 @@ def test_check_here_asks_the_machine(file, tmp_path):
     assert result.stderr.startswith(f"{path}:3: tiers[1].capacity: the file store at ")
 
 
+def test_check_here_names_the_line_of_a_calibration_that_is_none(file, tmp_path):
+    path = file(
+        "tiers:\n  - {kind: dram, capacity: 1MiB}\n"
+        f"cost:\n  calibration: {tmp_path / 'none.json'}\n"
+    )
+    result = kvtiers("config", "check", path, "--here")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{path}:4: cost.calibration: {tmp_path}/none.json: no such")
+
+
 def test_check_of_a_wrong_file_lists_all_problems_and_exits_2(file):
     path = file(WRONG)
     result = kvtiers("config", "check", path)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from kvtiers.connector.build import control_settings, cost_model, slots_for
-from kvtiers.connector.fit import check_memory, misfits
 from kvtiers.connector.scheduler import SchedulerConnector
 from kvtiers.connector.shape import EngineShape
 from kvtiers.connector.stores import RankStores
@@ -122,39 +121,6 @@ def test_bytes_of_a_block_are_those_that_are_stored():
         config(), shape(1, (None, 64)), [hello(payload=(20 * KIB, 10 * KIB))]
     )
     assert settings.block_nbytes == 30 * KIB
-
-
-def test_tiers_that_the_machine_cannot_hold_together_are_refused():
-    tiers = [{"kind": "dram", "capacity": "1MiB"}, {"kind": "memory", "capacity": "8000000TiB"}]
-    with pytest.raises(CapacityError, match="of host memory in all") as found:
-        check_memory(parse_mapping({"tiers": tiers}))
-    assert found.value.path == ("tiers", 1, "capacity")
-
-
-def test_machine_is_told_what_does_not_fit_on_it(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    tiers = [
-        {"kind": "dram", "capacity": "1MiB"},
-        {"kind": "nvme", "paths": [str(tmp_path / "nvme")], "capacity": "800TiB"},
-        {"kind": "lmdb", "path": str(tmp_path / "shared"), "capacity": "800TiB"},
-        {"kind": "nvme", "name": "b", "paths": [str(tmp_path / "file")], "capacity": "1MiB"},
-    ]
-    found = misfits(parse_mapping({"tiers": tiers}))
-    assert [error.path for error in found[:3]] == [
-        ("tiers", 1, "capacity"),
-        ("tiers", 2, "capacity"),
-        ("tiers", 3, "paths"),
-    ]
-    assert "write a capacity of at most" in str(found[0])
-    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
-
-
-def test_machine_that_fits_is_told_nothing(tmp_path):
-    tiers = [
-        {"kind": "dram", "capacity": "1MiB"},
-        {"kind": "nvme", "paths": [str(tmp_path / "nvme")], "capacity": "1MiB"},
-    ]
-    assert misfits(parse_mapping({"tiers": tiers})) == []
 
 
 def test_write_budget_is_divided_over_the_ranks_and_frames_count_whole_slots():

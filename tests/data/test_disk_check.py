@@ -10,7 +10,6 @@ import pytest
 
 from kvtiers.data import disk_check
 from kvtiers.data.disk_check import (
-    check_medium,
     check_place,
     check_room,
     describe_mount,
@@ -73,7 +72,7 @@ def test_without_a_table_nothing_is_known(table: Path, tmp_path: Path) -> None:
 def test_network_file_systems_are_refused(table: Path, tmp_path: Path, kind: str) -> None:
     mounts(table, ("/", kind))
     with pytest.raises(StoreError, match=rf"network.*{kind} at /.*{WHAT} on a local disk"):
-        check_medium(tmp_path, 1, 0, WHAT)
+        check_place(tmp_path, WHAT)
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "overlay", "fuse.mergerfs", "fuseblk"])
@@ -81,13 +80,13 @@ def test_local_file_systems_are_taken(
     table: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     mounts(table, ("/", kind))
-    check_medium(tmp_path / "a" / "b", 1, 0, WHAT)
+    check_place(tmp_path / "a" / "b", WHAT)
     assert not caplog.records
 
 
 def test_memory_is_warned_of(table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mounts(table, ("/", "tmpfs"))
-    check_medium(tmp_path, 1, 0, WHAT)
+    check_place(tmp_path, WHAT)
     assert "tmpfs" in caplog.text
     assert "dram tier" in caplog.text
 
@@ -135,6 +134,25 @@ def test_capacity_above_the_free_disk_names_one_that_fits(tmp_path: Path) -> Non
     fits = parse_size(words.split("at most ")[1].split(",", maxsplit=1)[0])
     assert 0.9 * free < fits <= 1.1 * free
     check_room(tmp_path, fits // 2, 0, WHAT)
+
+
+def test_capacity_over_several_paths_is_named_as_it_is_configured(tmp_path: Path) -> None:
+    free = free_nbytes(tmp_path)
+    with pytest.raises(CapacityError, match="at most") as caught:
+        check_room(tmp_path, free + TIB, 0, WHAT, num_paths=4)
+    fits = parse_size(str(caught.value).split("at most ")[1].split(",", maxsplit=1)[0])
+    assert 3.6 * free < fits <= 4.4 * free
+
+
+def test_disk_without_any_room_is_not_worth_a_capacity(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(disk_check, "free_nbytes", lambda _: 4096)
+    with pytest.raises(CapacityError, match="holds already: name a folder on another disk"):
+        check_room(tmp_path, TIB, 0, WHAT)
+
+
+def test_name_that_no_folder_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="File name too long"):
+        check_place(tmp_path / ("a" * 300) / "kv", WHAT)
 
 
 def test_what_a_store_has_already_counts_as_room(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from file_stores import disk_usage, fills_up, open_box
 from full_disks import fill, mounted
 
+from kvtiers.data.disk_check import readable_size
 from kvtiers.data.file_settings import FileStoreSettings
 from kvtiers.data.file_store import FileStore
 from kvtiers.data.slab import Slab
@@ -29,7 +30,9 @@ def tiny_disk(request, tmp_path):
 
 
 def test_capacity_above_the_free_disk_is_told_with_numbers(store_slab, tiny_disk):
-    with pytest.raises(CapacityError, match=r"mnt/0/0-12288.*needs \d+ more.*\d+ free; lower"):
+    with pytest.raises(
+        CapacityError, match=r"mnt/0/0-12288.*needs \d+\w+ more.*\d+\w+ free; lower"
+    ):
         open_box(store_slab, tiny_disk, num_slots=2000)
     assert disk_usage(tiny_disk / "0") < 10 * SLOT_NBYTES  # nothing is left behind
     box = open_box(store_slab, tiny_disk, num_slots=100)
@@ -42,7 +45,8 @@ def test_files_of_another_slot_size_that_leave_no_room_are_named(store_slab, tin
     slab = Slab(4, 2 * SLOT_NBYTES, pin="off")
     settings = FileStoreSettings((tiny_disk,), 3 * 2**20)
     taken = (tiny_disk / "0/0-12288/frames.slab").stat().st_blocks * 512
-    pattern = rf"{taken} bytes are held by .*slot sizes in .*/0/0-12288; remove what no engine"
+    held = readable_size(taken)
+    pattern = rf"{held} are held by .*slot sizes in .*/0/0-12288; remove what no engine"
     with pytest.raises(CapacityError, match=pattern):
         FileStore(slab, settings)
     shutil.rmtree(tiny_disk / "0/0-12288")

@@ -31,11 +31,11 @@ BAD_PLACES = {
     ),
     "nvme: above the free disk": (
         "  - {kind: nvme, paths: [BASE/nvme], capacity: 900TiB}",
-        r"kvtiers.yaml:3: tiers\[1\].*its disk has \d+ free; lower the tier's capacity",
+        r"kvtiers.yaml:3: tiers\[1\].*its disk has \d+[KMGT]iB free; lower the tier's capacity",
     ),
     "nvme: less than a block": (
         "  - {kind: nvme, paths: [BASE/nvme], capacity: 64KiB}",
-        r"kvtiers.yaml:3: tiers\[1\].*raise the tier's capacity to at least \d+",
+        r"kvtiers.yaml:3: tiers\[1\].*raise the tier's capacity to at least \d+MiB a rank",
     ),
     "lmdb: a file": (
         "  - {kind: lmdb, path: BASE/file, capacity: 16MiB}",

@@ -17,7 +17,7 @@ from kvtiers.engines.vllm.layout import layout_of
 from kvtiers.engines.vllm.ranges import check_layers, ranges_of
 from kvtiers.engines.vllm.worker_side import WorkerSide
 from kvtiers.model.config import parse_mapping
-from kvtiers.model.errors import UnsupportedEngineError
+from kvtiers.model.errors import ConfigError, UnsupportedEngineError
 
 from .fakes import NUM_BLOCKS, full, kv_cache_config, kv_caches, sliding, vllm_config
 
@@ -110,4 +110,8 @@ def test_layers_that_vllm_does_not_wait_for_are_refused():
 def test_graphs_of_a_whole_step_are_given_up_where_layers_wait(section, needed):
     config = {"tiers": [{"kind": "dram", "capacity": "1MiB"}], "reload": section}
     assert KVTiersConnector.requires_piecewise_for_cudagraph({"config": config}) is needed
-    assert KVTiersConnector.requires_piecewise_for_cudagraph({"config": {"tiers": 1}}) is False
+
+
+def test_wrong_configuration_is_told_of_before_a_model_is_loaded():
+    with pytest.raises(ConfigError, match=r"<inline>: tiers: 1 is not a list"):
+        KVTiersConnector.requires_piecewise_for_cudagraph({"config": {"tiers": 1}})

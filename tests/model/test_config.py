@@ -20,7 +20,7 @@ from kvtiers.model.config import (
     resolve_config,
 )
 from kvtiers.model.config_tiers import DramTier, LmdbTier, MemoryTier, NvmeTier
-from kvtiers.model.config_values import MAX_THREADS, RESERVED_NAMES
+from kvtiers.model.config_values import MAX_THREADS, RESERVED_NAMES, SMALLEST_FRAME_NBYTES
 from kvtiers.model.errors import ConfigError
 from kvtiers.model.units import DURATION_UNITS
 
@@ -166,9 +166,9 @@ def test_directory_is_no_file(tmp_path):
 
 def test_file_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "c.yaml"
-    path.write_bytes(b"tiers: \xff\n")
+    path.write_bytes(b"# tiers\ntiers: \xff\n")
     with pytest.raises(
-        ConfigError, match=r"is not UTF-8 .byte 0xff at offset 7.; save it as UTF-8"
+        ConfigError, match=r"c\.yaml:2: is not UTF-8 .byte 0xff at offset 15.; save it as UTF-8"
     ):
         load_config(path)
 
@@ -226,8 +226,17 @@ def test_environment_names_the_file(tmp_path, monkeypatch):
 
 def test_environment_that_names_a_missing_file_never_falls_back(monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "missing.yaml")
-    with pytest.raises(ConfigError, match=r"missing\.yaml: no such file"):
+    with pytest.raises(ConfigError, match=r"^KVTIERS_CONFIG=missing\.yaml: no such file"):
         resolve_config()
+
+
+def test_problem_of_the_file_in_the_environment_says_who_named_it(tmp_path, monkeypatch):
+    path = tmp_path / "c.yaml"
+    path.write_text(DRAM + "cost: {mode: fast}\n")
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(path))
+    with pytest.raises(ConfigError) as caught:
+        resolve_config()
+    assert str(caught.value).startswith(f"{ENVIRONMENT_VARIABLE}={path}:2: cost.mode: 'fast'")
 
 
 def test_empty_environment_variable_never_falls_back(monkeypatch):
@@ -254,7 +263,7 @@ def test_order_of_tiers_holds_without_a_file_too():
 # Text and back
 
 shares = st.floats(0.01, 1, allow_nan=False)
-capacities = st.integers(1, 2**50).map(lambda nbytes: f"{nbytes}B")
+capacities = st.integers(SMALLEST_FRAME_NBYTES, 2**50).map(lambda nbytes: f"{nbytes}B")
 durations = st.builds(
     lambda count, unit: f"{count}{unit}",
     st.integers(1, 10**6),
@@ -263,7 +272,9 @@ durations = st.builds(
 names = st.from_regex(r"[A-Za-z][A-Za-z0-9_-]{0,12}", fullmatch=True).filter(
     lambda name: name not in RESERVED_NAMES
 )
-paths = st.text(min_size=1).filter(str.isprintable)
+paths = st.text(min_size=1).filter(
+    lambda path: path.isprintable() and "$" not in path and ".." not in path.split("/")
+)
 
 
 @st.composite

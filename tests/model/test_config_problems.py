@@ -68,15 +68,27 @@ cost: {mode: atuo, margin: 2}
     [
         (
             "kind: nvme, paths: /x, capacity: 1TiB",
-            "paths: '/x' is no list of paths; write [/mnt/nvme0/kvtiers]",
+            "paths: '/x' is no list of paths; write [/x]",
         ),
         (
             "kind: nvme, paths: [], capacity: 1TiB",
-            "paths: () is no list of paths; write [/mnt/nvme0/kvtiers]",
+            "paths: [] is no list of paths; write [/mnt/nvme0/kvtiers]",
         ),
         (
             "kind: nvme, paths: [x], capacity: 1TiB",
             "paths: 'x' is no absolute path; write /mnt/nvme0/kvtiers",
+        ),
+        (
+            "kind: nvme, paths: [/x/$USER], capacity: 1TiB",
+            "paths: '/x/$USER': variables are not replaced; write the path out, without '$'",
+        ),
+        (
+            "kind: lmdb, path: /x/../y, capacity: 1TiB",
+            "path: '/x/../y' goes back by '..'; write /y",
+        ),
+        (
+            "kind: nvme, paths: [/x, /x/], capacity: 1TiB",
+            "paths: names a path twice; name each disk's folder once",
         ),
         (
             "kind: nvme, paths: [/x, /x], capacity: 1TiB",
@@ -102,10 +114,12 @@ def test_stores_on_disk_say_what_is_wrong_with_them(tier, problem):
     assert only_problem(DRAM.replace("]", f", {{{tier}}}]")) == f"1: tiers[1].{problem}"
 
 
-def test_two_tiers_in_one_folder_are_refused():
+@pytest.mark.parametrize("again", ["/b", "/b/", "//b", "/./b"])
+def test_two_tiers_in_one_folder_are_refused(again):
     text = DRAM.replace(
         "]",
-        ", {kind: nvme, paths: [/a, /b], capacity: 1TiB}, {kind: lmdb, path: /b, capacity: 1TiB}]",
+        ", {kind: nvme, paths: [/a, /b], capacity: 1TiB}, "
+        f"{{kind: lmdb, path: {again}, capacity: 1TiB}}]",
     )
     assert only_problem(text) == (
         "1: tiers[2].path: '/b' is a folder of tiers[1] too; write another"
@@ -166,7 +180,20 @@ tiers:
   - {kind: memory, capacity: 1GiB}
 """
     assert only_problem(text) == (
-        "5: tiers[2].name: 'memory' is the name of tiers[1] too; write another name"
+        "5: tiers[2].name: is 'memory' here and in tiers[1]; add 'name: memory2'"
+    )
+    named = text.replace("1GiB}\n", "1GiB, name: cold}\n").replace(
+        "dram, capacity: 1GiB, name: cold", "dram, capacity: 1GiB"
+    )
+    assert only_problem(named) == (
+        "5: tiers[2].name: 'cold' is the name of tiers[1] too; write another name"
+    )
+
+
+def test_kind_below_dram_is_one_of_a_store():
+    text = DRAM.replace("]", ", {kind: ssd, paths: [/x], capacity: 1TiB}]")
+    assert only_problem(text) == (
+        "1: tiers[1].kind: 'ssd' is not one of memory, nvme, lmdb; write nvme for a local disk"
     )
 
 
@@ -186,8 +213,12 @@ def test_name_that_metrics_could_not_carry_is_refused(name):
         ({"low_watermark": 0}, "low_watermark: 0 must be above 0; write 'low_watermark: 0.9'"),
         ({"high_watermark": 0}, "high_watermark: 0 must be above 0; write 'high_watermark: 0.95'"),
         ({"high_watermark": "most"}, "high_watermark: 'most' is not a number"),
-        ({"high_watermark": True}, "high_watermark: True is not a number"),
-        ({"pin": True}, "pin: True is not one of auto, on, off; write auto"),
+        ({"high_watermark": True}, "high_watermark: true is not a number"),
+        ({"pin": True}, "pin: true is not one of auto, on, off; write on"),
+        ({"pin": "no"}, "pin: 'no' is not one of auto, on, off; write off"),
+        ({"capacity": "8191B"}, "capacity: '8191B' holds no block; write 1GiB"),
+        ({"capacity": 2**36}, "capacity: 68719476736 has no unit; write 64GiB, if these are"),
+        ({"capacity": None}, "capacity: null is not a size; write 1GiB"),
         ({"capacity": 5.0}, "capacity: 5.0 has no unit; write 5.0GiB"),
         ({"capacity": "5.0"}, "capacity: '5.0' has no unit; write 5.0GiB"),
         ({"write": "back"}, "write: unknown key"),
@@ -211,14 +242,17 @@ def test_wrong_value_in_a_tier_is_refused(keys, problem):
         ("cost: {margin: .nan}", "cost.margin: '.nan' is not a number"),
         ("cost: {decision_log: 5}", "cost.decision_log: 5 is no path"),
         ("cost: {decision_log: ~/x}", "cost.decision_log: '~/x' is no path"),
-        ("reload: {deadline: 10}", "reload.deadline: 10 has no unit; write 10ms"),
+        ("reload: {deadline: 10}", "reload.deadline: 10 has no unit; write 10s or 10ms"),
+        ("reload: {sync_below: 0}", "reload.sync_below: 0 has no unit; write 0ms"),
+        ("reload: {layer_ranges: 8.0}", "reload.layer_ranges: 8.0 is not a whole number; write"),
+        ("cost: {decision_log: /x/$A}", "cost.decision_log: '/x/$A': variables are not replaced"),
         ("reload: {deadline: 0s}", "reload.deadline: '0s' leaves no time at all"),
         (
             "reload: {sync_below: 5m}",
             "reload.sync_below: '5m' has the unknown unit 'm'; write 5min",
         ),
         ("copy: {threads: 0}", "copy.threads: 0 is no number of threads; write auto or 1 to 256"),
-        ("copy: {threads: true}", "copy.threads: True is no number of threads"),
+        ("copy: {threads: true}", "copy.threads: true is no number of threads"),
         ("copy: {threads: '4'}", "copy.threads: '4' is no number of threads"),
         ("integrity: al", "integrity: 'al' is not one of auto, all; did you mean 'all'?"),
         ("copying: {}", "copying: unknown key; did you mean 'copy'?"),
@@ -249,7 +283,7 @@ def test_problem_is_one_line_whatever_the_key_holds():
         ("", "1: is empty; write at least 'tiers: [{kind: dram, capacity: 4GiB}]'"),
         ("# nothing\n", "1: is empty"),
         ("- kind: dram\n", "1: is a list, not a mapping; start with 'tiers:'"),
-        ("hello", "1: is a str, not a mapping"),
+        ("hello", "1: is 'hello', not a mapping"),
         ("{}", "1: tiers: is missing; add 'tiers: ["),
         ("tiers:\n\t- kind: dram\n", "2: is not YAML: found character '\\t'"),
         ("a: 1\nb: [\n", "3: is not YAML: "),
@@ -264,6 +298,35 @@ def test_text_that_is_no_configuration_is_refused_with_its_line(text, problem):
 
 def test_tabs_get_their_remedy():
     assert only_problem("tiers:\n\t- a").endswith("indent with spaces, not tabs")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("tiers:\n- {kind: dram\n", "with '}' or ']' what begins on line 2"),
+        ("tiers:\n  - kind: dram\n   capacity: 1GiB\n", "line up with what begins on line 2"),
+        ("tiers: *size\n", "write the value out, or quote a text that begins with '*'"),
+    ],
+)
+def test_what_is_no_yaml_is_named_with_the_line_where_it_begins(text, problem):
+    assert problem in only_problem(text)
+
+
+def test_key_without_a_colon_is_named_with_its_own_line():
+    assert only_problem("tiers:\n- kind: dram\n  capacity 1GiB\n  pin: on\n") == (
+        "3: is not YAML: a key without ':' and a value; write 'key: value', with a space after "
+        "the colon"
+    )
+
+
+def test_colon_without_a_space_is_named():
+    found = problems("tiers:\n- {kind:dram, capacity:1GiB}\n")
+    assert found[0] == "2: tiers[0]: 'kind:dram' has no space after ':'; write 'kind: dram'"
+
+
+def test_merge_key_is_refused_by_name():
+    text = "tiers:\n- &a {kind: dram, capacity: 1GiB}\n- {<<: *a, kind: memory}\n"
+    assert problems(text)[0] == "3: tiers[1]: '<<' does not merge here; write the keys out"
 
 
 def test_duplicate_key_is_refused():

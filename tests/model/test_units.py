@@ -63,7 +63,8 @@ def test_fractional_duration_survives_text(count, unit):
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "text"), [(0, "0B"), (1024, "1KiB"), (3 * 2**39, "1536GiB"), (1500, "1500B")]
+    ("nbytes", "text"),
+    [(0, "0B"), (1024, "1KiB"), (3 * 2**39, "1536GiB"), (1500, "1500B"), (16 * 10**9, "16GB")],
 )
 def test_size_is_shown_in_the_largest_exact_unit(nbytes, text):
     assert format_size(nbytes) == text
@@ -91,12 +92,16 @@ def test_duration_is_shown_in_the_largest_whole_unit(seconds, text):
         ("64parsec", "write one of B, kB"),
         ("", "such as 64GiB"),
         ("lots", "such as 64GiB"),
-        ("-1GiB", "such as 64GiB"),
+        ("-1GiB", "'-1GiB' is negative; write a number with a unit, such as 64GiB"),
+        (68719476736, "write 64GiB, if these are bytes"),
+        ("68719476736", "write 64GiB, if these are bytes"),
+        (16e9, "write 16GB, if these are bytes"),
+        ("5 bytes", "write 5B"),
         ("1e3GiB", "such as 64GiB"),
         ("0.3B", "in a smaller unit"),
         ("9000000TiB", "a smaller size"),
         (True, "write 1GiB"),
-        (None, "write 1GiB"),
+        (None, "null is not a size; write 1GiB"),
         (["64GiB"], "write 1GiB"),
         ("٣GiB", "such as 64GiB"),
     ],
@@ -109,14 +114,17 @@ def test_size_that_is_refused_names_the_remedy(value, remedy):
 @pytest.mark.parametrize(
     ("value", "remedy"),
     [
-        (5, "write 5ms"),
-        (0, "write 1ms"),
-        ("5", "write 5ms"),
+        (5, "write 5s or 5ms"),
+        (0, "write 0ms"),
+        (-5, "write 1s or 1ms"),
+        ("5", "write 5s or 5ms"),
+        ("5 sec", "write 5s$"),
+        ("-5s", "'-5s' is negative"),
         ("5m", "write 5min or 5ms"),
         ("5S", "write 5s"),
         ("5 fortnights", "write one of us, ms"),
         ("soon", "such as 5ms"),
-        (False, "write 1ms"),
+        (False, "false is not a duration; write 1ms"),
     ],
 )
 def test_duration_that_is_refused_names_the_remedy(value, remedy):

@@ -44,7 +44,7 @@ class ReferenceShape:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ConfigError(f"config.json: dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+            raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"config.json: 'num_attention_heads' {self.num_heads} is no multiple of "

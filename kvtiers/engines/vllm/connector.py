@@ -75,11 +75,14 @@ class KVTiersConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Whether steps wait between layers, which a graph of a whole step cannot do."""
-        try:
-            loaded = resolve_config((extra_config or {}).get("config"))
-        except ConfigError:  # which the constructor is about to tell
-            return False
+        """Whether steps wait between layers, which a graph of a whole step cannot do.
+
+        vLLM asks before it loads a model, so that a wrong file is told of in seconds.
+
+        Raises:
+            ConfigError: the configuration is wrong.
+        """
+        loaded = resolve_config((extra_config or {}).get("config"))
         return loaded.config.reload.layer_ranges > 1
 
     # -- worker side ------------------------------------------------------------------
