@@ -142,7 +142,7 @@ def test_the_shape_counts_what_the_cost_model_counts():
         ({"hidden_size": None}, "no 'hidden_size'"),
         ({"num_hidden_layers": "3"}, "'num_hidden_layers' is '3'"),
         ({"num_key_value_heads": 3}, "no multiple of"),
-        ({"dtype": "int4"}, "dtype 'int4'; known: float32"),
+        ({"dtype": "int4"}, "dtype 'int4' is none of float32"),
         ({"kv_lora_rank": 512}, "latent attention"),
         ({"n_routed_experts": 64}, "mixture of experts"),
         ({"head_dim": 7}, "need an even number"),
