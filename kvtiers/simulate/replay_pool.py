@@ -273,7 +273,7 @@ def _serve(connection: Connection, trace: Trace, longest: int | None) -> None:
                 said = ("done", job.run(shares, progress))
             except KVTiersError as error:
                 said = ("raised", error)
-            except Exception as error:  # noqa: BLE001 - thread top: whoever asked must know
+            except Exception as error:  # thread top: who asked must know  # noqa: BLE001
                 text = f"{job.what}: {type(error).__name__}: {error}"
                 said = ("raised", WorkerError(f"a process failed at {text}"))
             connection.send(said)
