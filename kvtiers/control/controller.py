@@ -326,13 +326,13 @@ class Controller:
         if not self._unproven:
             self._offloads.release(self.epoch)
         self.cost.links.revisit(now)
-        demote = self._offloads.demote(self.epoch)
+        demotes = self._offloads.demotes(self.epoch)
         probes = self._probes.orders(self.epoch, now)
         promotes = self._prefetch(now)
         reloads = self._reloads.orders(now, sync_jobs)
         self.outlook.in_step(sync_jobs)
         before = [*self._before, *probes, *promotes, *reloads]
-        before += filter(None, [*self._late, self._offloads.late_writes(), demote])
+        before += filter(None, [*self._late, self._offloads.late_writes(), *demotes])
         self._late = []
         self._step += 1
         orders = StepOrders(

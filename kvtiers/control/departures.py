@@ -8,7 +8,7 @@ from kvtiers.control.places import Places
 from kvtiers.control.tier import Tier
 from kvtiers.model.keys import BlockKey
 from kvtiers.model.messages import Forget
-from kvtiers.observe.metrics import BLOCKS_EVICTED, Counters
+from kvtiers.observe.metrics import BLOCKS_EVICTED, OFFLOADS_DROPPED, Counters
 
 
 class Departures:
@@ -18,10 +18,13 @@ class Departures:
         self._places = places
         self._counters = counters
         self._num_evicted: dict[str, int] = {}
+        self._writes_back = any(store.write == "back" for store in places.settings)
+        self._num_unwritten = 0
 
     def forgets(self) -> list[Forget]:
         """Return the keys that stores must drop; DRAM needs no telling."""
         self._count_evicted(self._places.dram)
+        self._count_unwritten(self._places.dram)
         self._places.dram.take_left()
         forgets = []
         for idx, tier in enumerate(self._places.stores):
@@ -45,3 +48,9 @@ class Departures:
         if new:
             self._num_evicted[tier.name] = tier.num_evicted
             self._counters.add(BLOCKS_EVICTED, (tier.name,), new)
+
+    def _count_unwritten(self, dram: Tier) -> None:
+        """Count what left DRAM before a write-back store had it."""
+        new, self._num_unwritten = dram.num_unbacked - self._num_unwritten, dram.num_unbacked
+        if new and self._writes_back:
+            self._counters.add(OFFLOADS_DROPPED, ("unwritten",), new)

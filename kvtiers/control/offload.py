@@ -31,6 +31,8 @@ from kvtiers.observe.metrics import (
 )
 
 _OK: Final = int(Outcome.OK)
+_MOST_ORDERS: Final = 8  # of what is demoted in one step
+_LEAST_AT_ONCE: Final = 4  # blocks of one of them
 
 
 class OffloadDesk:
@@ -196,26 +198,29 @@ class OffloadDesk:
 
     # -- demote -----------------------------------------------------------------------
 
-    def demote(self, epoch: int) -> Transfer | None:
+    def demotes(self, epoch: int) -> list[Transfer]:
         """Write the next victims to write-back stores once DRAM is above its high watermark.
 
         A victim takes the blocks before it along, tail first, as far as room is needed. Blocks
         that need no write leave at once, or after their children.
 
         Returns:
-            the order; None if there is nothing to write, or no write-back store is in use.
+            the orders. There are several, since slots come back with each: those who come meanwhile
+            find room before all is written. None if there is nothing to write, or no write-back
+            store is in use: then DRAM drops what it must.
         """
         slots = self._settings.num_slots
         used = slots - self._dram.num_free - len(self._demoting)  # as soon as those have left
         if self._holding or used <= self._settings.high_watermark * slots:
-            return None
+            return []
         stores, most_writes = self._settings.stores, self._gates.most_writes
         back = [i for i, s in enumerate(stores) if s.write == "back" and most_writes(i)]
         if not back:
-            return None
+            return []
         excess = used - int(self._settings.low_watermark * slots)
         excess = min(excess, max(map(most_writes, back)))  # one, where it is a probe
-        job: Job | None = None
+        at_once = max(_LEAST_AT_ONCE, -(-excess // _MOST_ORDERS))
+        jobs: list[Job] = []
         while excess > 0:
             victim = self._dram.next_victim()
             if victim is None:
@@ -228,13 +233,13 @@ class OffloadDesk:
                 if not row.store_entries and victim.evictable:
                     self._dram.evict(victim)
                     break
-                if job is None:
-                    job = self._jobs.open(TransferKind.DEMOTE, epoch)
+                if not jobs or (row.store_entries and len(jobs[-1].rows) >= at_once):
+                    jobs.append(self._jobs.open(TransferKind.DEMOTE, epoch))
                 self._dram.pin(victim)
                 self._demoting.add(victim.key)
-                job.rows.append(row)
+                jobs[-1].rows.append(row)
                 victim = self._next_in_chain(victim)
-        return None if job is None else self._order(job)
+        return [self._order(job) for job in jobs]
 
     def _next_in_chain(self, entry: Entry) -> Entry | None:
         """Return the parent of a block that is being demoted, if it leaves next."""

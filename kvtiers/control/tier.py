@@ -68,6 +68,7 @@ class Tier:
         self.capacity_blocks = capacity_blocks
         self.version = 0  # changes whenever the answer to a lookup may change
         self.num_evicted = 0
+        self.num_unbacked = 0  # of the evicted, those that made room at once and lay nowhere else
         self.num_pins = 0
         self._policy = policy
         self._entries: dict[BlockKey, Entry] = {}
@@ -276,6 +277,7 @@ class Tier:
                 victim = self.next_victim()
             if victim is None:
                 return None
+            self.num_unbacked += not victim.backed
             self.evict(victim)
         if self._free:
             return self._free.pop()

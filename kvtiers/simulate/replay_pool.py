@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Container, Hashable, Sequence
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final, Protocol
@@ -46,7 +47,7 @@ class Job(Hashable, Protocol):
 
 
 class WorkerError(KVTiersError):
-    """A process that played a job has died."""
+    """A process that played a job has died, or met with what nobody foresaw."""
 
 
 class ReplayPool:
@@ -54,7 +55,8 @@ class ReplayPool:
 
     With one job at a time all happens in this process. What is chosen to play may depend on what
     came of earlier jobs, never on which of them ended first: then the answer is the same for any
-    number of processes.
+    number of processes. So what was only likely to be wanted ends nothing if it fails: it is
+    played again once it is wanted.
 
     Args:
         shares: given to every job. num_jobs: at a time.
@@ -72,6 +74,7 @@ class ReplayPool:
         self._told = told
         self._done: dict[Job, Any] = {}
         self._longest: dict[Hashable, float] = {}  # seconds, by kind
+        self._failed: set[Job] = set()  # while nobody wanted them
         self._workers: list[_Worker] = []
         self._any_began = False
 
@@ -87,7 +90,7 @@ class ReplayPool:
             likely: what will be wanted next, the most likely first; played on idle cores only.
 
         Raises:
-            WorkerError: a process died. Whatever a job raises.
+            WorkerError: a process died. Whatever a job that is wanted raises.
         """
         while True:
             for job in wanted:
@@ -100,7 +103,7 @@ class ReplayPool:
                 continue
             if not self._begin_what_fits(wanted, likely):
                 return None
-            self._listen()
+            self._listen(wanted)
 
     def __getitem__(self, job: Job) -> Any:
         """Return what came of a job that is done."""
@@ -133,7 +136,7 @@ class ReplayPool:
     def _begin_what_fits(self, wanted: Sequence[Job], likely: Sequence[Job]) -> bool:
         """Begin as many as there are processes; returns whether one that is wanted runs, or will
         as soon as another one ends."""
-        jobs = dict.fromkeys([*wanted, *likely])
+        jobs = dict.fromkeys([*wanted, *(it for it in likely if it not in self._failed)])
         comes = False
         for job in jobs:
             runs = any(worker.job == job for worker in self._workers)
@@ -164,21 +167,31 @@ class ReplayPool:
         self._workers.append(_Worker(self._shares))
         return self._workers[-1]
 
-    def _listen(self) -> None:
+    def _listen(self, wanted: Container[Job]) -> None:
         """Take in what the processes have to say."""
         busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
         for connection in wait(list(busy), _LONGEST_WAIT_SECONDS):
             worker = busy[connection]  # type: ignore[index]
-            job, (word, value) = worker.job, worker.heard()
+            job = worker.job
             assert job is not None, "it is busy"
+            try:
+                word, value = worker.heard()
+            except WorkerError as error:
+                self._workers.remove(worker)
+                worker.end()
+                word, value = "raised", error
             if word == "progress":
                 worker.told(*value)
                 continue
             seconds, worker.job = time.monotonic() - worker.began, None
-            if word == "raised":
+            if word == "done":
+                self._done[job] = value
+                self._note(job, seconds)
+            elif job in wanted:
                 raise value
-            self._done[job] = value
-            self._note(job, seconds)
+            else:
+                worker.told(0, 0)
+                self._failed.add(job)
 
 
 class _Worker:
@@ -209,10 +222,8 @@ class _Worker:
     def begin(self, job: Job, told: Progress) -> None:
         """Let it play a job."""
         self.job, self.began, self.told = job, time.monotonic(), told
-        try:
+        with suppress(OSError):  # it has died, as whoever listens will find
             self.connection.send(job)
-        except OSError:
-            self._died()
 
     def heard(self) -> tuple[str, Any]:
         """Return what it says."""
@@ -234,10 +245,11 @@ class _Worker:
         self._process.join(_LONGEST_WAIT_SECONDS)
         time.sleep(_SIGNAL_SECONDS)
         what = "" if self.job is None else f" while it played: {self.job.what}"
-        raise WorkerError(
-            f"a process died (exit code {self._process.exitcode}){what}; was it out of memory? "
-            "--jobs 1 needs the least"
-        )
+        code = self._process.exitcode
+        why = "it may have said why on standard error; --jobs 1 plays all in one process"
+        if code is None or code < 0:
+            why = "was it out of memory? --jobs 1 needs the least"
+        raise WorkerError(f"a process died (exit code {code}){what}; {why}")
 
 
 def _untold(_ended: int, _num: int) -> None:
@@ -261,6 +273,9 @@ def _serve(connection: Connection, trace: Trace, longest: int | None) -> None:
                 said = ("done", job.run(shares, progress))
             except KVTiersError as error:
                 said = ("raised", error)
+            except Exception as error:  # thread top: who asked must know  # noqa: BLE001
+                text = f"{job.what}: {type(error).__name__}: {error}"
+                said = ("raised", WorkerError(f"a process failed at {text}"))
             connection.send(said)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # who asked is gone: there is nobody to tell

@@ -39,7 +39,8 @@ class Replay:
         saved_seconds: of prefill, that the hits of the first admissions spared, predicted.
         written_nbytes: store to bytes, on all its devices.
         written_nbytes_per_device_day: at that rate, on each of them.
-        dropped: reason to blocks that were not offloaded. failed: outcome to blocks.
+        dropped: reason to blocks that were not offloaded, or not written back.
+        failed: outcome to blocks.
         advice: what to do where the engine thrashed.
         ignored: options of the configuration that a replay does not model.
         cpu_seconds: that the replay took. num_steps: of the engine.

@@ -24,6 +24,7 @@ _FEW: Final = 0.01  # share of prompts below which it does not matter that they 
 _NOT_KEPT: Final = (  # how a reason begins, before the store's name if any, and its meaning
     ("no_room_", "{} was full of what it was writing or reading"),
     ("no_room", "DRAM was full of blocks on their way: it is too small"),
+    ("unwritten", "DRAM needed their room before a store had them; lower watermarks help"),
     ("not_admitted", "a store takes what is seen again only"),
     ("over_budget_", "the write budget of {} was spent"),
     ("off_", "{} was not used: its writes kept failing, or took too long"),
@@ -108,7 +109,8 @@ def notes(replay: Replay) -> list[str]:
     block = f"block of {replay.block_size:,} tokens"
     for reason, num in replay.dropped.items():
         why = _why(reason, _NOT_KEPT, has_stores=bool(replay.written_nbytes))
-        found.append(f"{counted(num, block)} {_was(num)} not offloaded ({reason}){why}.")
+        what = "not written back" if reason == "unwritten" else "not offloaded"
+        found.append(f"{counted(num, block)} {_was(num)} {what} ({reason}){why}.")
     if short_day(replay):
         found.append(
             f"Bytes a day are those of {replay.seconds:,.0f} s, times what is missing to a day."

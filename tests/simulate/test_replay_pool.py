@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -32,8 +33,20 @@ class Work:
         return None
 
     def run(self, shares, progress):
+        if self.do.startswith("after "):  # what another job writes, and a while
+            while not Path(self.do.removeprefix("after ")).exists():
+                time.sleep(0.01)
+            time.sleep(1.0)
+        if self.do.startswith("die and write "):
+            Path(self.do.removeprefix("die and write ")).touch()
+            os._exit(7)
+        if self.do.startswith("fail and write "):
+            Path(self.do.removeprefix("fail and write ")).touch()
+            raise CapacityError(f"{self.name} is too large")
         if self.do == "die":
             os._exit(7)
+        if self.do == "break":
+            raise ZeroDivisionError(f"{self.name} has a defect")
         if self.do == "fail":
             raise CapacityError(f"{self.name} is too large")
         if self.do == "sleep":
@@ -125,6 +138,22 @@ def test_a_process_that_dies_is_an_error_that_says_so(make):
     pool = make(2)
     with pytest.raises(WorkerError, match=r"died \(exit code 7\) while it played: work a"):
         pool.result(Work("a", "die"))
+
+
+def test_a_defect_in_a_process_is_told(make):
+    with pytest.raises(WorkerError, match="work a: ZeroDivisionError: a has a defect"):
+        make(2).result(Work("a", "break"))
+
+
+@pytest.mark.parametrize("how", ["die", "fail"])
+def test_what_nobody_wanted_ends_nothing_and_is_tried_again_once_it_is_wanted(make, tmp_path, how):
+    pool, mark = make(2), tmp_path / "mark"
+    unlikely = Work("b", f"{how} and write {mark}")
+    assert pool.result(Work("a", f"after {mark}"), [unlikely])[0] == "a"
+    assert pool.result(Work("c"), [unlikely])[0] == "c"
+    assert unlikely not in pool.spent
+    with pytest.raises((CapacityError, WorkerError)):
+        pool.result(unlikely)
 
 
 def test_only_the_first_job_begins_when_time_is_up(make, num_jobs):

@@ -104,7 +104,7 @@ def test_notes_say_why_blocks_were_not_kept_and_how_short_a_day_was():
         tiers,
         seconds=30.0,
         written_nbytes={"nvme": 10},
-        dropped={"no_room": 3, "no_room_nvme": 2, "off_lmdb": 1, "new_reason": 1},
+        dropped={"no_room": 3, "no_room_nvme": 2, "off_lmdb": 1, "unwritten": 4, "new_reason": 1},
     )
     said = "\n".join(notes(tiers))
     blocks = "blocks of 512 tokens were not offloaded"
@@ -112,6 +112,7 @@ def test_notes_say_why_blocks_were_not_kept_and_how_short_a_day_was():
     assert "it is too small, or a store below it too slow." in said
     assert f"2 {blocks} (no_room_nvme): nvme was full" in said
     assert "1 block of 512 tokens was not offloaded (off_lmdb): lmdb was not used" in said
+    assert "4 blocks of 512 tokens were not written back (unwritten): DRAM needed" in said
     assert "(new_reason)." in said
     alone = "\n".join(notes(replace(tiers, written_nbytes={}, dropped={"no_room": 3})))
     assert "it is too small." in alone
