@@ -25,16 +25,21 @@ from kvtiers.cost.preempt import PreemptMode
 
 def main() -> None:
     """Print a line for each mix."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--development", action="store_true", help="the seeds of development")
     parser.add_argument("--only", default="", help="mixes whose name contains this")
     options = parser.parse_args()
+    mixes = [mix for mix in MIXES if options.only in mix.name]
+    if not mixes:
+        names = ", ".join(f'"{mix.name}"' for mix in MIXES)
+        parser.error(f"--only: no mix has {options.only!r} in its name; there are {names}")
     seeds = DEVELOPMENT_SEEDS if options.development else SEEDS
     print(f"{'':26} p99 s{'':22} cost / better")
     print(f"{'mix':26}    cost    swap recompute   p99 by seed            mean     swapped")
-    for mix in MIXES:
-        if options.only in mix.name:
-            print(_row(compare(mix, seeds)), flush=True)
+    for mix in mixes:
+        print(_row(compare(mix, seeds)), flush=True)
 
 
 def _row(found: Comparison) -> str:

@@ -25,6 +25,10 @@ _LEFT_BEHIND: Final = (0, 1, *(num << by for by in range(20) for num in (2, 3)))
 # the victim alone would gain, a step or two, and who computes takes room from all others.
 _RELOAD_SHARE: Final = 0.1
 
+# Of a step, what each request must gain before a victim is not copied as a whole: predictions
+# are no better than that, and what lies below can be hit by others.
+_STEP_SHARE: Final = 0.02
+
 
 class PreemptMode(StrEnum):
     """Who decides."""
@@ -197,7 +201,8 @@ def plan_preempt(
         victim, victim.num_full_blocks - chosen, links, step_seconds
     )
     costs = back + later + num_delayed * _stalls_seconds(victim, chosen, links, step_seconds)
-    best = int(np.argmin(costs))
+    worth = num_delayed * _STEP_SHARE * step_seconds
+    best = int(np.argmin(costs)) if costs.min() < costs[0] - worth else 0
     none = np.array([victim.num_new_blocks])
     swap_cost = float(costs[best])
     recompute_cost = again + num_delayed * float(
@@ -206,7 +211,7 @@ def plan_preempt(
     if around.returning:  # its way down is gone
         swap = _RELOAD_SHARE * swap_cost < recompute_cost
     else:  # it is asked about once more if it is swapped: of equals that keeps a choice
-        swap = swap_cost <= recompute_cost and victim.num_full_blocks > 0
+        swap = swap_cost <= recompute_cost + worth and victim.num_full_blocks > 0
     reason = PreemptReason.SWAP_FASTER if swap else PreemptReason.RECOMPUTE_FASTER
     if mode is not PreemptMode.COST:
         swap, reason = mode is PreemptMode.SWAP, PreemptReason.MODE

@@ -320,11 +320,24 @@ def test_the_last_blocks_are_left_behind_where_others_would_wait_for_their_copy(
     assert away.swap_cost_seconds < 0.01
 
 
+@pytest.mark.parametrize("latency", [0.0, 2e-4, 4e-4, 6e-4, 1e-3, 3e-3])
+def test_what_gains_each_less_than_a_fiftieth_of_a_step_is_copied_as_a_whole(latency):
+    mine, step = victim(1024, (), 1, Surroundings(32, 0, 32)), 0.01
+    whole = plan_preempt(mine, far(latency), weighing(), ALL, step_seconds=step)
+    free = plan_preempt(mine, far(latency), weighing(), step_seconds=0.0)
+    found = plan_preempt(mine, far(latency), weighing(), step_seconds=step)
+    assert found.swap
+    saved = whole.swap_cost_seconds - found.swap_cost_seconds
+    assert (found.num_blocks < 64) == (saved > 33 * 0.02 * step)
+    assert found.num_blocks == 64 or saved > 0
+    assert free.num_blocks < 64
+
+
 def test_nothing_is_left_behind_where_no_room_is_left_beside_the_weights():
     """Steps in which others return compute their tokens; these would be computed as well."""
     around = Surroundings(32, 0, 32, (0,), joined_tokens=(400,))
     room, none = (
-        plan_preempt(victim(8192, (), 1, it), far(1e-4), weighing(), step_seconds=0.01)
+        plan_preempt(victim(8192, (), 1, it), far(3e-4), weighing(), step_seconds=0.01)
         for it in (replace(around, joined_tokens=(0,)), around)
     )
     assert none.num_blocks > room.num_blocks

@@ -15,8 +15,9 @@ BY_NAME = {mix.name: mix for mix in MIXES}
 MOST = {
     "bursty, far, lazy": 0.9816,
     "bursty, slow, lazy": 0.9984,
+    "bursty, fast, lazy": 1.0,
     "adversarial, far, lazy": 0.9937,
-    "adversarial, slow, lazy": 0.9999,
+    "adversarial, slow, lazy": 0.99995,
     "adversarial, fast, eager": 1.0,
     "mixed, far, lazy": 0.976,
 }
