@@ -86,6 +86,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         machine = options.machine_plan(engine, medium or (), preemption)
         share = busiest_share(found, replicas, machine.settings(found).max_model_len)
         arrivals = ArrivalPlan(speed, concurrency)
+        arrivals.check(found.requests)
         shared = {"warmup": warmup, "max_seconds": max_seconds, "arrivals": arrivals}
         plans = _plans(machine, {"trace": share, **shared}, configs)
         _keep(found, write_trace)

@@ -99,6 +99,7 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
             max_seconds=max_seconds,
             num_jobs=jobs or len(os.sched_getaffinity(0)),
         )
+        plan.arrivals.check(plan.trace.requests)
         about = _about(plan, trace, (generate, rate, seed), engine) | {"goal": goal}
         sizing = _run(plan, as_json)
         _write(sizing, about, output, write_config)

@@ -277,8 +277,10 @@ def check_room(folder: Path, map_nbytes: int) -> None:
     if map_nbytes > free:
         fits = max(0, int((free - HEADROOM_NBYTES) * MAX_LIVE))
         aside = f", or delete {SET_ASIDE} there" if (folder / SET_ASIDE).exists() else ""
+        remedy = f"write a capacity of at most {readable_size(fits)}, or make room{aside}"
+        if not fits:
+            remedy = f"name a folder on another disk, or make room{aside}"
         raise CapacityError(
             f"{_WHAT} at {folder} may grow to {readable_size(map_nbytes)}, but its disk has "
-            f"{readable_size(free)} free: write a capacity of at most {readable_size(fits)}, or "
-            f"make room{aside}"
+            f"{readable_size(free)} free: {remedy}"
         )

@@ -35,6 +35,20 @@ class ArrivalPlan:
         if self.concurrency is not None and self.concurrency < 1:
             raise ConfigError(f"{self.concurrency} sessions at a time; must be at least 1")
 
+    def check(self, requests: Sequence[TraceRequest]) -> None:
+        """Refuse a speed that would change nothing of these requests.
+
+        Raises:
+            ConfigError: each comes when another one ends, and nobody thinks meanwhile.
+        """
+        if self.concurrency is None or self.speed == 1.0:
+            return
+        if not any(request.think_seconds for request in requests):
+            raise ConfigError(
+                "a speed changes nothing where a number of sessions run at a time (--concurrency) "
+                "and the trace has no think times: leave --speed out"
+            )
+
     def of(self, requests: Sequence[TraceRequest]) -> ArrivalProcess:
         """Return the arrivals of some requests, in the order of their positions in the list."""
         if self.concurrency is None:

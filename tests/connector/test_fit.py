@@ -106,3 +106,9 @@ def test_machine_that_fits_is_told_nothing(tmp_path):
         {"kind": "nvme", "paths": [str(tmp_path / "nvme")], "capacity": "1MiB"},
     ]
     assert misfits(parse_mapping({"tiers": tiers})) == []
+
+
+def test_full_disk_is_told_no_capacity_for_a_shared_store(tmp_path, monkeypatch):
+    monkeypatch.setattr(lmdb_folder, "free_nbytes", lambda _: 1 << 20)
+    shared = {"kind": "lmdb", "path": str(tmp_path / "l"), "capacity": "40MiB"}
+    assert "free: name a folder on another disk, or make room" in str(misfit(shared))

@@ -189,17 +189,6 @@ def test_loads_that_are_taken_need_an_executor_that_runs(device, monkeypatch):
         device.worker.take_loaded()
 
 
-def test_the_engine_is_held_once_by_each_copy(device, monkeypatch):
-    held, hold = [], device.rank.device.hold_engine
-    monkeypatch.setattr(
-        device.rank.device, "hold_engine", lambda ticket: (held.append(ticket), hold(ticket))[1]
-    )
-    device.begin()
-    device.worker.load_in_step()
-    assert len(held) == len(set(held)) == NUM_RANGES
-    assert device.end() == set()
-
-
 @pytest.mark.parametrize("answer", [False, RuntimeError("lost")])
 def test_where_the_device_cannot_wait_the_host_does(device, monkeypatch, answer):
     def hold_engine(ticket):

@@ -51,3 +51,22 @@ def test_values_without_sense_are_refused():
         ArrivalPlan(speed=0.0)
     with pytest.raises(ConfigError, match="0 sessions at a time"):
         ArrivalPlan(concurrency=0)
+
+
+@pytest.mark.parametrize("think", [None, 0.0, 3.0])
+@pytest.mark.parametrize("concurrency", [None, 2])
+@pytest.mark.parametrize("speed", [1.0, 2.0])
+def test_speed_that_would_change_nothing_is_refused(speed, concurrency, think):
+    """In a closed loop there is nothing but think times that it could change."""
+    plan, requests = ArrivalPlan(speed, concurrency), [request(0.0, 7), request(9.0, 7, think)]
+    process, again = plan.of(requests), ArrivalPlan(1.0, concurrency).of(requests)
+    for it in (process, again):
+        it.take(0.0)
+        it.ended(0, 1.0)
+    changes = process.next_at != again.next_at
+    assert changes == (speed == 2.0 and (concurrency is None or think == 3.0))
+    if changes or speed == 1.0:
+        plan.check(requests)
+        return
+    with pytest.raises(ConfigError, match=r"changes nothing .* leave --speed out"):
+        plan.check(requests)
