@@ -64,7 +64,8 @@ class CostConfig(Section):
     )
     decision_log: LogPath = Field(
         default=None,
-        description="JSONL file of decisions with prediction and outcome; `null`: none.",
+        description="JSONL file to which each decision is appended, with prediction and outcome, "
+        "some 0.5 kB a request; rotate it with `copytruncate`. `null`: none.",
         examples=["/var/log/kvtiers/decisions.jsonl"],
     )
     calibration: LogPath = Field(

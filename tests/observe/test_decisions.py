@@ -112,6 +112,21 @@ def test_every_finished_decision_is_one_line(tmp_path: Path):
     assert lines[0]["outcome"]["measured_seconds"] == 0.5
 
 
+def test_file_that_is_rotated_by_copying_and_cutting_it_goes_on_from_its_beginning(tmp_path: Path):
+    path = tmp_path / "decisions.jsonl"
+    log = DecisionLog(path=path)
+    log.open()
+    for name in ("before", "after"):
+        log.record(decision(name))
+        log.finish(name, LOADED)
+        if name == "before":
+            assert path.read_text().endswith("\n")
+            path.write_bytes(b"")
+    log.close()
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["request_id"] == "after"
+
+
 def test_log_without_file_writes_none(tmp_path: Path):
     log = DecisionLog()
     log.open()
