@@ -12,6 +12,7 @@ from kvtiers.control.policy.cost import Cost, Memory, Value
 from kvtiers.control.policy.guessed_chains import GuessedChains, Predecessors
 from kvtiers.control.policy.lines import fingerprint
 from kvtiers.control.policy.lru import LRU
+from kvtiers.control.policy.reuse_ages import PRIOR_KEYS
 from kvtiers.control.policy.s3_fifo import S3FIFO
 from kvtiers.control.policy.shadow import MIX, Contest, name_of, stand_in
 from kvtiers.control.policy.w_tinylfu import WTinyLFU
@@ -19,6 +20,9 @@ from kvtiers.model.keys import BlockKey
 
 FIRST: Final = "cost"  # it wins on most that was measured
 _MOVED_AT_ONCE: Final = 8  # blocks, per admission or hit, that a new leader is told of
+# While chains are guessed: the blocks of a prompt come back at once, so that many keys tell as
+# little as one, and a class that is taken for better than it is costs the prompt that comes in.
+_PRIOR_KEYS_GUESSING: Final = 512.0
 
 _Nearest = tuple[BlockKey, BlockKey | None] | None
 _Blocks = OrderedDict[BlockKey, _Nearest]
@@ -62,6 +66,7 @@ class Adaptive:
         self._capacity = capacity
         self._value = value
         self._memory = Memory(capacity)
+        self._memory.ages.prior_keys = _PRIOR_KEYS_GUESSING
         self._contest = self._new_contest(FIRST, guesses=True)
         self._one_in = self._contest.one_in
         self._predecessors = Predecessors(capacity)
@@ -176,6 +181,7 @@ class Adaptive:
     def _stop_guessing(self) -> None:
         """Go by what the owner tells; what was held back is released bit by bit."""
         self._guesses = False
+        self._memory.ages.prior_keys = PRIOR_KEYS
         self._moving = True
         self._contest = self._new_contest(self._contest.leader, guesses=False)
 

@@ -98,9 +98,7 @@ class Shadow:
         if new is not None:
             policy.exposed(new)
 
-    def _ask_in_order(
-        self, chains: GuessedChains, keys: Sequence[BlockKey], goes_on: bool
-    ) -> None:
+    def _ask_in_order(self, chains: GuessedChains, keys: Sequence[BlockKey], goes_on: bool) -> None:
         policy, here = self._policy, self._parents
         if not goes_on:
             self.num_leading, self._whole = 0, True
@@ -203,9 +201,7 @@ class Contest:
             size = min(_BLOCKS, max(capacity // _MOST_SHARE, _LEAST_BLOCKS))
         self.one_in = max(1, round(capacity / size))
         size = max(1, round(capacity / self.one_in))
-        self._shadows = {
-            name: Shadow(size, make(size), guesses) for name, make in rules.items()
-        }
+        self._shadows = {name: Shadow(size, make(size), guesses) for name, make in rules.items()}
         self._predecessors = Predecessors(size) if guesses else None
         self._size = size
         self._until_judged = _WARM_UP * size
