@@ -192,7 +192,7 @@ class CheckedLRU(LRU):
         super().exposed(key)
 
     def shielded(self, key: BlockKey) -> None:
-        assert key in self._last_use or key not in self._exposed
+        assert key in self._exposed or key not in self._last_use  # else it is about to leave
         super().shielded(key)
 
 
