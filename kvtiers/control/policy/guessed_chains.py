@@ -9,7 +9,7 @@ from typing import Final
 from kvtiers.control.policy.base import EvictionPolicy
 from kvtiers.model.keys import BlockKey
 
-_SLOTS: Final = 8  # per block of the tier, for what came before a key; 8 bytes each
+_SLOTS: Final = 8  # per block of the tier, for what came before a key; 9 bytes each
 _MOST_SLOTS: Final = 1 << 22
 _RUN_SHARE: Final = 16  # new blocks that are taken for one prompt: one in so many of the tier's
 _LEAST_RUN: Final = 4  # but so many
@@ -22,13 +22,15 @@ class Predecessors:
     Prompts are asked for one after another, each from its first key on. A key always comes behind
     the same one, unless a prompt begins with it: one that comes behind another than before begins
     a prompt. A new key is taken to go on with the prompt before it, for so long that one prompt
-    may be as new: if in truth it begins one, nothing of that can be here.
+    may be as new: if in truth it begins one, nothing of that can be here. Of two keys that share
+    a slot, the one that was asked for again is kept: a popular first key must not be forgotten.
     """
 
     def __init__(self, capacity: int) -> None:
         self._size = min(_SLOTS * capacity, _MOST_SLOTS)
         self._names = memoryview(bytearray(4 * self._size)).cast("I")
         self._before = memoryview(bytearray(4 * self._size)).cast("I")
+        self._again = bytearray(self._size)  # whether the key was asked for since another came
         self._longest_run = max(_LEAST_RUN, capacity // _RUN_SHARE)
         self._num_new = 0  # since one was known, or the last cut
         self._last = _FIRST
@@ -42,13 +44,17 @@ class Predecessors:
         self._last = name
         slot = name % self._size
         if self._names[slot] != name:
-            self._names[slot], self._before[slot] = name, last
+            if self._again[slot]:
+                self._again[slot] = 0
+            else:
+                self._names[slot], self._before[slot] = name, last
             self._num_new += 1
             self._goes_on = self._num_new <= self._longest_run and last != _FIRST
             if not self._goes_on:
                 self._num_new = 0
             return self._goes_on
         self._num_new = 0
+        self._again[slot] = 1
         before = self._before[slot]
         self._goes_on = before == last and last != _FIRST
         if before != last:
