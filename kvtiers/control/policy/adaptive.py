@@ -23,6 +23,7 @@ _MOVED_AT_ONCE: Final = 8  # blocks, per admission or hit, that a new leader is 
 # While chains are guessed: the blocks of a prompt come back at once, so that many keys tell as
 # little as one, and a class that is taken for better than it is costs the prompt that comes in.
 _PRIOR_KEYS_GUESSING: Final = 512.0
+_MOST_GUESSED: Final = 1 << 18  # blocks of a tier whose chains are guessed; some 300 bytes each
 
 _Nearest = tuple[BlockKey, BlockKey | None] | None
 _Blocks = OrderedDict[BlockKey, _Nearest]
@@ -56,7 +57,8 @@ class Adaptive:
     keys outlives the changes.
 
     As long as nobody tells what a block follows, it is guessed from the order in which blocks are
-    asked for: see `GuessedChains`. An owner that tells says who may leave, too.
+    asked for: see `GuessedChains`. An owner that tells says who may leave, too. Nothing is
+    guessed in tiers of more than 262,144 blocks.
 
     Args:
         value: see `Cost`.
@@ -66,12 +68,15 @@ class Adaptive:
         self._capacity = capacity
         self._value = value
         self._memory = Memory(capacity)
-        self._memory.ages.prior_keys = _PRIOR_KEYS_GUESSING
-        self._contest = self._new_contest(FIRST, guesses=True)
+        self._guesses = capacity <= _MOST_GUESSED
+        if self._guesses:
+            self._memory.ages.prior_keys = _PRIOR_KEYS_GUESSING
+        self._contest = self._new_contest(FIRST, self._guesses)
         self._one_in = self._contest.one_in
-        self._predecessors = Predecessors(capacity)
-        self._chains: GuessedChains | None = GuessedChains(self._expose, self._shield)
-        self._guesses = True
+        self._predecessors = Predecessors(min(capacity, _MOST_GUESSED))
+        self._chains: GuessedChains | None = None
+        if self._guesses:
+            self._chains = GuessedChains(self._expose, self._shield)
         self._exposed: set[BlockKey] = set()
         # The blocks that are here, in the order of their use: `_older`, `_untold`, `_used`; each
         # with the nearest of the sample up to it, and the one before that.

@@ -10,7 +10,6 @@ from kvtiers.control.policy.base import EvictionPolicy
 from kvtiers.model.keys import BlockKey
 
 _SLOTS: Final = 8  # per block of the tier, for what came before a key; 9 bytes each
-_MOST_SLOTS: Final = 1 << 22
 _RUN_SHARE: Final = 16  # new blocks that are taken for one prompt: one in so many of the tier's
 _LEAST_RUN: Final = 4  # but so many
 _FIRST: Final = 0  # stands for the predecessor of what begins a prompt
@@ -27,7 +26,7 @@ class Predecessors:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._size = min(_SLOTS * capacity, _MOST_SLOTS)
+        self._size = _SLOTS * capacity
         self._names = memoryview(bytearray(4 * self._size)).cast("I")
         self._before = memoryview(bytearray(4 * self._size)).cast("I")
         self._again = bytearray(self._size)  # whether the key was asked for since another came
