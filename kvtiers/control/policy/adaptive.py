@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 from typing import Final, Protocol
 
 from kvtiers.control.policy.arc import ARC
@@ -189,6 +190,9 @@ class Adaptive:
         self._memory.ages.prior_keys = PRIOR_KEYS
         self._moving = True
         self._contest = self._new_contest(self._contest.leader, guesses=False)
+        for nearest in islice(self._used.values(), _MOVED_AT_ONCE):  # a first block, in a tier
+            if nearest is not None:
+                self._contest.asked(*nearest, tied=True)
 
     def _make(self, name: str) -> Rule:
         if name == "cost":
