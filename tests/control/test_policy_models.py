@@ -265,7 +265,9 @@ def test_cost_names_the_end_of_a_class_that_promises_least(seed: int) -> None:
 
 def test_adaptive_is_its_leader_while_nobody_does_better(monkeypatch):
     monkeypatch.setattr(Contest, "asked", lambda self, key, parent, tied: False)
-    policies = [Adaptive(CAPACITY), make_policy("cost", CAPACITY)]
+    policy = Adaptive(CAPACITY)
+    policy._stop_guessing()  # which block follows which
+    policies = [policy, make_policy("cost", CAPACITY)]
     resident: list[set[BlockKey]] = [set(), set()]
     for key in requests(5):
         left = [ask(policy, here, key) for policy, here in zip(policies, resident, strict=True)]
@@ -285,6 +287,7 @@ def test_adaptive_is_the_new_leader_once_it_knows_all_blocks(monkeypatch):
     count = 0
     monkeypatch.setattr(Contest, "asked", change_at_1000)
     policy = Adaptive(CAPACITY)
+    policy._stop_guessing()
     resident: set[BlockKey] = set()
     used: dict[BlockKey, int] = {}
     for now, key in enumerate(requests(6)):

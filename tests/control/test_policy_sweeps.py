@@ -186,6 +186,7 @@ def test_adaptive_keeps_the_order_of_use_over_two_changes(monkeypatch):
 
     monkeypatch.setattr(Contest, "asked", changing)
     policy = Adaptive(300)
+    policy._stop_guessing()
     names = keys(*range(300))
     used: dict[BlockKey, int] = {}
     for clock, key in enumerate([*names, *names[::3]]):

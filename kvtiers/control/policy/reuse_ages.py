@@ -16,7 +16,7 @@ NUM_CLASSES: Final = 5
 _NUM_BUCKETS: Final = 128  # four an octave
 _FIRST_LOOK: Final = 256  # notes until the first estimate
 _LIFE: Final = 1 << 15  # notes after which what was learnt counts half
-_PRIOR_KEYS: Final = 16.0  # of a class, that are taken to be like those of the class before
+PRIOR_KEYS: Final = 16.0  # of a class, that are taken to be like those of the class before
 _MIX: Final = 0x85EBCA6B  # of MurmurHash3: what is sampled must not depend on a sketch's rows
 
 _Floats = npt.NDArray[np.float64]
@@ -49,6 +49,10 @@ class ReuseAges:
     the share that never does, follows the rate of reuse that a block of some age promises at
     best, over whatever time it would be kept: its Gittins index. A block that is likely to come
     back at an age, as a user's next turn does, is worth more the nearer that age is.
+
+    Attributes:
+        rates: of reuse, by class and bucket of age. prior_keys: of a class, that are taken to be
+            like those of the class before.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -62,6 +66,7 @@ class ReuseAges:
         self._widths = _widths()
         self._num_notes = 0
         self._next_look = _FIRST_LOOK
+        self.prior_keys = PRIOR_KEYS
         self.rates: list[list[float]] = [[0.0] * _NUM_BUCKETS for _ in range(NUM_CLASSES)]
 
     def note(self, fingerprint: int, now: int) -> None:
@@ -105,7 +110,7 @@ class ReuseAges:
         came, waits, stopped = np.zeros(end), np.zeros(end), 0.0
         for idx in range(NUM_CLASSES):
             num = came.sum() + waits.sum() + stopped
-            share = _PRIOR_KEYS / num if num else 0.0
+            share = self.prior_keys / num if num else 0.0
             came = self._came_back[idx, :end] + share * came
             waits = waiting[idx, :end] + share * waits
             stopped = self._never[idx] + share * stopped

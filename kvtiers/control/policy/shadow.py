@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvtiers.control.policy.base import EvictionPolicy
+from kvtiers.control.policy.guessed_chains import GuessedChains, Predecessors
 from kvtiers.model.keys import BlockKey
 
 _BLOCKS: Final = 512  # of a shadow; those of a tier of no more see all keys
@@ -37,14 +38,18 @@ def name_of(stand_in: BlockKey) -> int:
 class Shadow:
     """One rule over a tier of sampled keys.
 
+    Args:
+        guesses: all keys may leave; what follows what is guessed, see `GuessedChains`.
+
     Attributes:
         num_hits: leading keys of prompts that it had, of late. num_leading: of the last prompt.
         variance: of the hits, by prompt, that it had more or less than the leader.
     """
 
-    def __init__(self, capacity: int, policy: EvictionPolicy) -> None:
+    def __init__(self, capacity: int, policy: EvictionPolicy, guesses: bool = False) -> None:
         self._capacity = capacity
         self._policy = policy
+        self._chains = GuessedChains(policy.exposed, policy.shielded) if guesses else None
         self._parents: dict[BlockKey, BlockKey | None] = {}  # of those here, if here and tied
         self._num_children: dict[BlockKey, int] = {}
         self._whole = True  # it had all of the prompt's keys before
@@ -64,6 +69,9 @@ class Shadow:
             goes_on: with the prompt of the last call.
         """
         policy, here = self._policy, self._parents
+        if self._chains is not None:
+            self._ask_in_order(self._chains, keys, parent is not None)
+            return
         if not goes_on:
             self.num_leading = 0
             self._whole = parent is None or parent in here
@@ -89,6 +97,29 @@ class Shadow:
             parent = key
         if new is not None:
             policy.exposed(new)
+
+    def _ask_in_order(self, chains: GuessedChains, keys: Sequence[BlockKey], goes_on: bool) -> None:
+        policy, here = self._policy, self._parents
+        if not goes_on:
+            self.num_leading, self._whole = 0, True
+        for key in keys:
+            if key in here:
+                policy.touched(key)
+                chains.asked(key, goes_on)
+                self.num_leading += self._whole
+                self.num_hits += self._whole
+            else:
+                self._whole = False
+                victim = chains.next_victim(policy) if len(here) >= self._capacity else None
+                if victim is not None:
+                    policy.removed(victim)
+                    chains.left(victim)
+                    del here[victim]
+                policy.admitted(key)
+                here[key] = None
+                chains.came(key, goes_on)
+                chains.exposed(key)
+            goes_on = True
 
     def _hit(self, keys: Sequence[BlockKey]) -> int:
         """Hit the leading keys that are here; returns how many."""
@@ -150,6 +181,7 @@ class Contest:
 
     Args:
         rules: by name; they rank stand-ins for keys, see `stand_in`.
+        guesses: nobody tells what follows what.
 
     Attributes:
         one_in: so many keys is one in the sample: those whose fingerprint times `MIX`, of which
@@ -157,7 +189,11 @@ class Contest:
     """
 
     def __init__(
-        self, capacity: int, rules: Mapping[str, Callable[[int], EvictionPolicy]], leader: str
+        self,
+        capacity: int,
+        rules: Mapping[str, Callable[[int], EvictionPolicy]],
+        leader: str,
+        guesses: bool = False,
     ) -> None:
         self.leader = leader
         size = capacity
@@ -165,7 +201,8 @@ class Contest:
             size = min(_BLOCKS, max(capacity // _MOST_SHARE, _LEAST_BLOCKS))
         self.one_in = max(1, round(capacity / size))
         size = max(1, round(capacity / self.one_in))
-        self._shadows = {name: Shadow(size, make(size)) for name, make in rules.items()}
+        self._shadows = {name: Shadow(size, make(size), guesses) for name, make in rules.items()}
+        self._predecessors = Predecessors(size) if guesses else None
         self._size = size
         self._until_judged = _WARM_UP * size
         self._warm = False
@@ -184,6 +221,9 @@ class Contest:
         """
         run = self._run
         self._tied = tied
+        if self._predecessors is not None:
+            before = run[-1] if run else None
+            parent = before if self._predecessors.asked(name_of(key)) else None
         goes_on = False
         if run:
             goes_on = parent == run[-1]
