@@ -69,14 +69,14 @@ class Adaptive:
         self._capacity = capacity
         self._value = value
         self._memory = Memory(capacity)
-        self._guesses = capacity <= _MOST_GUESSED
-        if self._guesses:
+        guesses = capacity <= _MOST_GUESSED
+        if guesses:
             self._memory.ages.prior_keys = _PRIOR_KEYS_GUESSING
-        self._contest = self._new_contest(FIRST, self._guesses)
+        self._contest = self._new_contest(FIRST, guesses)
         self._one_in = self._contest.one_in
-        self._predecessors = Predecessors(min(capacity, _MOST_GUESSED))
-        self._chains: GuessedChains | None = None
-        if self._guesses:
+        self._predecessors = Predecessors(capacity) if guesses else None
+        self._chains: GuessedChains | None = None  # until all that it held back is released
+        if guesses:
             self._chains = GuessedChains(self._expose, self._shield)
         self._exposed: set[BlockKey] = set()
         # The blocks that are here, in the order of their use: `_older`, `_untold`, `_used`; each
@@ -102,7 +102,7 @@ class Adaptive:
         self._num_blocks += 1
         nearest = None
         if parent is not None:
-            if self._guesses:
+            if self._predecessors is not None:
                 self._stop_guessing()
             nearest = self._used.get(parent) or self._find(parent)
         sampled = not (name * MIX >> 5 & 0xFFFFFFFF) % self._one_in
@@ -111,7 +111,8 @@ class Adaptive:
         self._used[key] = nearest
         self._policy.admitted(key)
         if self._chains is not None:
-            self._chains.came(key, self._guesses and self._predecessors.asked(name))
+            predecessors = self._predecessors
+            self._chains.came(key, predecessors is not None and predecessors.asked(name))
         if sampled:
             self._compete(nearest)
         if self._moving:
@@ -130,7 +131,7 @@ class Adaptive:
             else:
                 self._used[key] = self._forget(key)
         self._policy.touched(key)
-        if self._chains is not None and self._guesses:
+        if self._chains is not None and self._predecessors is not None:
             self._chains.asked(key, self._predecessors.asked(name))
         if not (name * MIX >> 5 & 0xFFFFFFFF) % self._one_in:
             self._compete(self._find(key))
@@ -186,7 +187,7 @@ class Adaptive:
 
     def _stop_guessing(self) -> None:
         """Go by what the owner tells; what was held back is released bit by bit."""
-        self._guesses = False
+        self._predecessors = None
         self._memory.ages.prior_keys = PRIOR_KEYS
         self._moving = True
         self._contest = self._new_contest(self._contest.leader, guesses=False)
@@ -227,7 +228,7 @@ class Adaptive:
 
     def _move(self) -> None:
         """Go on with a change of leader, and with the end of guessing."""
-        releases = not self._guesses and self._chains is not None
+        releases = self._predecessors is None and self._chains is not None
         if releases and self._chains is not None and not self._chains.release(_MOVED_AT_ONCE):
             self._chains, releases = None, False
         if self._heir is not None:
