@@ -76,7 +76,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     files = [*([config] if config else []), *(compare or ()), *(more or ())]
     with terminable(), input_errors(as_json):
-        from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.share import busiest_share
 
         _check_outputs(output, write_trace, generate)
@@ -85,8 +84,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter an option
         engine = options.engine_values(device, knobs)
         machine = options.machine_plan(engine, medium or (), preemption)
         share = busiest_share(found, replicas, machine.settings(found).max_model_len)
-        arrivals = ArrivalPlan(speed, concurrency)
-        arrivals.check(found.requests)
+        arrivals = options.arrival_plan(speed, concurrency, found)
         shared = {"warmup": warmup, "max_seconds": max_seconds, "arrivals": arrivals}
         plans = _plans(machine, {"trace": share, **shared}, configs)
         _keep(found, write_trace)

@@ -14,6 +14,7 @@ from kvtiers.cli.output import shown_path
 from kvtiers.model.errors import ConfigError
 
 if TYPE_CHECKING:
+    from kvtiers.simulate.arrivals import ArrivalPlan
     from kvtiers.simulate.machine import MachinePlan
     from kvtiers.simulate.trace import Trace
 
@@ -247,6 +248,19 @@ def about_requests(
     made = {} if kind is None else workload((kind, rate, seed))
     name = None if path is None else shown_path(path)
     return {"trace": name, **made, "requests": len(trace.requests), "trace_block": trace.block_size}
+
+
+def arrival_plan(speed: float, concurrency: int | None, trace: Trace) -> ArrivalPlan:
+    """Return how the requests come.
+
+    Raises:
+        ConfigError: the options make no sense, or the speed would change nothing.
+    """
+    from kvtiers.simulate.arrivals import ArrivalPlan
+
+    plan = ArrivalPlan(speed, concurrency)
+    plan.check(trace.requests)
+    return plan
 
 
 def about_arrivals(

@@ -82,24 +82,23 @@ def size(  # noqa: PLR0913, PLR0917 - one parameter an option
     device = (model, hardware, dtype, kv_dtype, tensor_parallel, utilization)
     knobs = (block_size, step_tokens, max_num_seqs, max_model_len)
     with terminable(), input_errors(as_json):
-        from kvtiers.simulate.arrivals import ArrivalPlan
         from kvtiers.simulate.sizing import SizingPlan
 
         check_outputs(output, write_config)
         engine = options.engine_values(device, knobs)
+        found = _read(trace, (generate, rate, seed), requests, trace_block)
         plan = SizingPlan(
-            trace=_read(trace, (generate, rate, seed), requests, trace_block),
+            trace=found,
             machine=options.machine_plan(engine, medium or (), preemption),
             **_wanted(goal, price or ()),
             kv_dtypes=tuple(dict.fromkeys((kv_dtype, "fp8"))),
             policies=tuple(dict.fromkeys(policy or _POLICIES)),
-            arrivals=ArrivalPlan(speed, concurrency),
+            arrivals=options.arrival_plan(speed, concurrency, found),
             warmup=warmup,
             num_engines=replicas,
             max_seconds=max_seconds,
             num_jobs=jobs or len(os.sched_getaffinity(0)),
         )
-        plan.arrivals.check(plan.trace.requests)
         about = _about(plan, trace, (generate, rate, seed), engine) | {"goal": goal}
         sizing = _run(plan, as_json)
         _write(sizing, about, output, write_config)
