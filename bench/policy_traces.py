@@ -117,6 +117,26 @@ def together(*traces: Requests) -> Requests:
     return in_time(rows)
 
 
+def more_sessions(requests: Requests, num: int, least: int, seed: int) -> Requests:
+    """Return so many sessions, drawn from those of `least` requests and more: each as often as any
+    other, about texts of its own, and at a pace of its own, so that copies do not keep step."""
+    rng = random.Random(seed)
+    by_session: dict[int, list[TraceRequest]] = defaultdict(list)
+    for it in requests:
+        by_session[it.session].append(it)
+    long = [rows for rows in by_session.values() if len(rows) >= least]
+    drawn: list[TraceRequest] = []
+    for number in range(num):
+        if number % len(long) == 0:
+            rng.shuffle(long)
+        pace = rng.lognormvariate(0.0, 0.4)
+        drawn += (
+            replace(it, arrival_seconds=it.arrival_seconds * pace)
+            for it in apart(long[number % len(long)], number)
+        )
+    return in_time(drawn)
+
+
 def scanned(requests: Requests, every: int, num_blocks: int) -> Requests:
     """Return the requests, and one long prompt that nobody asks for again after so many."""
     rows: list[TraceRequest] = []
@@ -184,6 +204,10 @@ def _chat_and_agents(_: Path) -> Requests:
     return together(synthetic("chat", 4000, 401), synthetic("agents", 600, 402))
 
 
+def _more_agents(seed: int) -> Callable[[Path], Requests]:
+    return lambda data: more_sessions(agents(data), 66, 15, seed)
+
+
 HELD_OUT: Final[Mapping[str, Callable[[Path], Requests]]] = MappingProxyType(
     {
         "first half of the hour": lambda data: part(conversation(data), 0.0, 0.5),
@@ -200,6 +224,7 @@ HELD_OUT: Final[Mapping[str, Callable[[Path], Requests]]] = MappingProxyType(
         "even agents": lambda data: [it for it in agents(data) if not it.session % 2],
         "agents one by one": lambda data: sorted(agents(data), key=lambda it: it.session),
         "agents shuffled": lambda data: shuffled(agents(data), 13),
+        **{f"more agents, {seed}": _more_agents(seed) for seed in range(5)},
         "agents, then chat": lambda data: one_after_another(
             agents(data), part(conversation(data), 0.0, 0.4)
         ),
