@@ -98,10 +98,16 @@ class EvictingMachine(StoreMachine):
             self.model = {n: body for n, body in self.model.items() if store_key_of(n) in held}
             assert sum(map(len, self.model.values())) <= self.capacity_nbytes
 
+    def _check_held(self, verb: str, number: int, outcome: Outcome, *, held: bool) -> None:
+        super()._check_held(verb, number, outcome, held=held)
+        self.is_held = held
+
     def _was_put(self, number: int, body: bytes, frame: FrameRef, outcome: Outcome) -> None:
+        """What is held stays as it is; what was put before may have vanished by now."""
         assert outcome is Outcome.OK
-        self.possible.setdefault(number, []).append(body)
-        self.model[number] = body
+        if not self.is_held:
+            self.possible.setdefault(number, []).append(body)
+            self.model[number] = body
 
     def _was_get(self, number: int, body: bytes, frame: FrameRef, outcome: Outcome) -> None:
         if outcome is Outcome.OK:
@@ -114,6 +120,7 @@ class EvictingMachine(StoreMachine):
     def __init__(self, store: BlockStore, slab: Slab, capacity_nbytes: int) -> None:
         super().__init__(store, slab, capacity_nbytes)
         self.possible: dict[int, list[bytes]] = {}
+        self.is_held = False
 
 
 class TestLMDBStoreThatEvicts(LMDBSuite):

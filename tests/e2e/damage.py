@@ -41,9 +41,11 @@ def replace_by_folder(path: Path) -> None:
 
 
 def scribble(path: Path) -> None:
-    """Overwrite the head of every fourth page of an LMDB data file, but for the first two."""
+    """Overwrite the head of each page of an LMDB data file but the first two: which of the others
+    are in use depends on when it was committed."""
+    needed = inspect_data(path).needed_nbytes
     with path.open("r+b") as file:
-        for start in range(2 * PAGE_NBYTES, path.stat().st_size, 4 * PAGE_NBYTES):
+        for start in range(2 * PAGE_NBYTES, needed, PAGE_NBYTES):
             file.seek(start)
             file.write(bytes((7 * i + start) & 0xFF for i in range(64)))
 
