@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import prometheus_client
 import pytest
@@ -19,6 +20,8 @@ from .tiers import dram, lmdb, nvme, tiered
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 BLOCK = 32
+# What came to DRAM ahead of its request would count as reloaded from there.
+RELOAD = {"deadline": "10s", "lookup_deadline": "5s", "prefetch": "off"}
 
 
 def counted(name: str, tier: str) -> float:
@@ -57,7 +60,7 @@ def test_processes_answer_like_one_process_without_kvtiers(
 
 
 def test_ranks_find_their_stores_again(engines: Engines, tmp_path: Path) -> None:
-    options = in_processes(SMALL_POOL, tmp_path, tensor_parallel_size=2)
+    options = in_processes(SMALL_POOL, tmp_path, tensor_parallel_size=2, reload=RELOAD)
     prompt = random_prompt(20 * BLOCK + 1, seed=80)
     [first] = engines.start(options).generate([prompt], 12)
     read = counted(TOKENS_RELOADED, "nvme"), counted(TOKENS_RELOADED, "lmdb")
@@ -72,10 +75,12 @@ def test_ranks_find_their_stores_again(engines: Engines, tmp_path: Path) -> None
     engines.shutdown()
 
 
-def in_processes(pool: EngineOptions, base: Path, tensor_parallel_size: int) -> EngineOptions:
+def in_processes(
+    pool: EngineOptions, base: Path, tensor_parallel_size: int, **sections: Any
+) -> EngineOptions:
     """Return options for an engine in processes of its own, with both stores."""
     return replace(
-        tiered(pool, dram("4MiB", nvme(base / "nvme"), lmdb(base / "lmdb"))),
+        tiered(pool, dram("4MiB", nvme(base / "nvme"), lmdb(base / "lmdb"), **sections)),
         multiprocess=True,
         tensor_parallel_size=tensor_parallel_size,
         log_stats=True,
