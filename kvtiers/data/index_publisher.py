@@ -100,7 +100,12 @@ class IndexPublisher:
                     return
                 self._wake.wait_for(self._hurried, self._delay_seconds)
                 changes, self._queue = self._queue, []
-            if not self._round(changes):
+            try:
+                self._round(changes)
+            except Exception:  # thread top: frames wait for a commit, or to hear that it failed
+                if not self._failed:
+                    _logger.exception("cannot commit %d changes to the index", len(changes))
+                self._failed = True
                 with self._wake:
                     if self._closing:
                         return
@@ -110,23 +115,16 @@ class IndexPublisher:
     def _hurried(self) -> bool:
         return self._closing or self._urgent > self._num_committed
 
-    def _round(self, changes: list[IndexChange]) -> bool:
-        """Sync and commit; returns whether it is done."""
+    def _round(self, changes: list[IndexChange]) -> None:
+        """Sync and commit; what raises is tried again with the same changes."""
         unsynced = self._sync({change.record.file_idx for change in changes if change.record})
         for i, change in enumerate(changes):
             if change.record is not None and change.record.file_idx in unsynced:
                 changes[i] = IndexChange(change.key)  # nothing is known under this key
                 self._num_unsynced += 1
-        try:
-            self._index.commit(changes)
-        except Exception:  # thread top: frames wait for a commit, or to hear that it failed
-            if not self._failed:
-                _logger.exception("cannot commit %d changes to the index", len(changes))
-            self._failed = True
-            return False
+        self._index.commit(changes)
         self._failed = False
         self._num_committed += len(changes)
-        return True
 
     def _sync(self, file_idxs: set[int]) -> set[int]:
         """Sync files; returns those that failed."""
